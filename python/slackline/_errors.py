@@ -67,7 +67,7 @@ class LayoutMismatch(Error, ValueError):
 
 
 class BadOption(Error, ValueError):
-    """An option, an address or a scheme that cannot be."""
+    """An option, a name, an address, its folder or a scheme that cannot be."""
 
 
 class OutOfTurn(Error, RuntimeError):

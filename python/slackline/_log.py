@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import threading
+from collections.abc import Callable
 
 from . import _slackline
 
@@ -28,6 +30,7 @@ def enable_logging(level: int | None = None) -> None:
 
     A thread hands the lines on, so that no thread of the library waits for the interpreter. If they come faster than
     they are written, some are left out, and a warning says how many. At the end of the program the rest is written.
+    Where a handler or a filter raises, `sys.excepthook` has the error, and the log goes on with the next line.
 
     A process that was forked from this one has no log.
     """
@@ -36,22 +39,36 @@ def enable_logging(level: int | None = None) -> None:
     global _thread
     with _lock:
         if _thread is None:
+            atexit.register(_end)
+        if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_hand_on, name="slackline-log", daemon=True)
             _thread.start()
-            atexit.register(_end)
 
 
 def _hand_on() -> None:
     while (taken := _slackline.take_log()) is not None:
         lines, lost = taken
-        for number, module, text, created in lines:
-            logger, level = logging.getLogger(module.replace("::", ".")), _LEVELS[number - 1]
-            if logger.isEnabledFor(level):
-                record = logger.makeRecord(logger.name, level, module, 0, text, (), None)
-                record.created, record.msecs = created, int(created % 1 * 1000) + 0.0
-                logger.handle(record)
+        for line in lines:
+            _guard(_log, *line)
         if lost:
-            logging.getLogger("slackline").warning("%d lines of the log were left out: they came too fast", lost)
+            warning = logging.getLogger("slackline").warning
+            _guard(warning, "%d lines of the log were left out: they came too fast", lost)
+
+
+def _log(number: int, module: str, text: str, created: float) -> None:
+    logger, level = logging.getLogger(module.replace("::", ".")), _LEVELS[number - 1]
+    if logger.isEnabledFor(level):
+        record = logger.makeRecord(logger.name, level, module, 0, text, (), None)
+        record.created, record.msecs = created, int(created % 1 * 1000) + 0.0
+        logger.handle(record)
+
+
+def _guard(log: Callable[..., None], *arguments: object) -> None:
+    """Log a line. A handler or a filter that raises loses this line, and no later one."""
+    try:
+        log(*arguments)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _end() -> None:

@@ -25,10 +25,9 @@ pub(crate) fn check(py: Python<'_>, lines: &Bound<'_, PyAny>, clock_error: f64) 
         if line.trim().is_empty() {
             continue;
         }
-        let record = line.trim().parse::<TraceRecord>().map_err(|error| {
-            let remedy = "give lines as certificates and publications are, each whole";
-            Failure::new(Class::BadOption, "checking a trace", format_args!("line {number}: {error}"), remedy)
-        })?;
+        let record = line.trim().parse::<TraceRecord>();
+        let record = record
+            .map_err(|error| Failure::of(Class::BadOption, &error).at(format_args!("line {number}")))?;
         checker.add(record, number);
     }
     let verdict = py.detach(|| checker.finish());

@@ -1,5 +1,6 @@
 //! What the library's errors become in Python: classes of `slackline._errors`, chosen by kind and never by text.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use pyo3::IntoPyObjectExt;
@@ -76,8 +77,13 @@ impl Failure {
         }
     }
 
+    /// The same failure, with words before its message that say where it is.
+    pub(crate) fn at(self, position: impl Display) -> Failure {
+        Failure { message: format!("{position}: {}", self.message), ..self }
+    }
+
     /// A failure that this crate noticed: what was tried, what is wrong, and the remedy.
-    pub(crate) fn new(class: Class, operation: &str, cause: impl std::fmt::Display, remedy: &str) -> Failure {
+    pub(crate) fn new(class: Class, operation: &str, cause: impl Display, remedy: &str) -> Failure {
         Failure {
             class,
             message: format!("{operation}: {cause}; {remedy}"),
@@ -86,6 +92,12 @@ impl Failure {
             is_retryable: class == Class::Deadline,
             retry_after: None,
         }
+    }
+
+    /// The time is over that this crate had waited, and the cause says for what.
+    pub(crate) fn late(operation: &str, waited: Duration, cause: impl Display, remedy: &str) -> Failure {
+        let message = format!("{operation} did not end within {waited:?}: {cause}; {remedy}");
+        Failure { message, ..Failure::new(Class::Deadline, operation, cause, remedy) }
     }
 
     /// The object was closed, or another call has to come first.
@@ -243,6 +255,7 @@ fn connect_class(error: &ConnectError) -> Class {
         | ConnectError::ReadingSecret { .. }
         | ConnectError::Refused { .. } => Class::Refused,
         ConnectError::Channel { source, .. } => channel_class(source),
+        ConnectError::System { .. } if !error.is_retryable() => Class::BadOption,
         ConnectError::System { .. } | ConnectError::Closed { .. } => Class::PeerGone,
         ConnectError::WrongAddress { .. } => Class::BadOption,
         ConnectError::NotBuilt { .. }

@@ -12,6 +12,7 @@ use slackline::{
     Address, ConnectError, Diagnostic as _, Error, Mixed, Named, Secret, Shm, Tcp, Verbs, VerbsOptions,
 };
 
+use crate::arguments::wrong_type;
 use crate::errors::{Class, Failure};
 use crate::gpu;
 use crate::names::Search;
@@ -21,10 +22,19 @@ use crate::wait::in_thread;
 pub(crate) type NamedFabric = Named<Mixed>;
 
 /// The secret of a job: its text, or a file that holds it.
-#[derive(FromPyObject)]
 pub(crate) enum SecretSource {
     Bytes(Vec<u8>),
     File(PathBuf),
+}
+
+impl FromPyObject<'_, '_> for SecretSource {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<SecretSource> {
+        let bytes = given.extract().map(SecretSource::Bytes);
+        let source = bytes.or_else(|_| given.extract().map(SecretSource::File));
+        source.map_err(|_| wrong_type(&given, "give bytes, or the path of a file"))
+    }
 }
 
 /// Reads the secret; without one, that of the environment (`SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET`).

@@ -8,6 +8,7 @@
 //! Memory that a peer may write, and memory of other libraries, is never a Rust reference: it is pointers in
 //! [`lease`] and `VolatileSlice`s where it is copied.
 
+mod arguments;
 mod check;
 mod device;
 mod dlpack;

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use slackline::weights::{DeltaOptions, Publisher, PublisherOptions, ReaderStatus};
 use slackline::{Address, Error, Named, ShardOptions, Version, VersionTag};
 
+use crate::arguments::Label;
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::frame::{self, Drafting, Frame, PUBLISHING, Publishing};
@@ -158,11 +159,11 @@ impl PyPublisher {
         py: Python<'_>,
         tensors: &Bound<'_, PyAny>,
         step: u64,
-        label: Option<Vec<u8>>,
+        label: Option<Label>,
         timeout: f64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
-        let (tag, deadline) = (tag(step, label.as_deref().unwrap_or_default())?, Deadline::after(timeout)?);
+        let (tag, deadline) = (tag(step, label.as_ref())?, Deadline::after(timeout)?);
         let streams = Streams::new(stream, self.gpu.as_ref())?;
         let arrays = self.layout.arrays(tensors, PUBLISHING, &streams)?;
         let is_copied = !arrays.iter().any(|array| matches!(array, Given::Gpu(_)));
@@ -185,10 +186,10 @@ impl PyPublisher {
         py: Python<'_>,
         tensors: &Bound<'_, PyAny>,
         step: u64,
-        label: Option<Vec<u8>>,
+        label: Option<Label>,
         timeout: f64,
     ) -> PyResult<String> {
-        let (tag, deadline) = (tag(step, label.as_deref().unwrap_or_default())?, Deadline::after(timeout)?);
+        let (tag, deadline) = (tag(step, label.as_ref())?, Deadline::after(timeout)?);
         let arrays = self.layout.arrays(tensors, PUBLISHING, &Streams::new(None, None)?)?;
         for array in &arrays {
             array.on_host("recording a version")?;
@@ -209,11 +210,11 @@ impl PyPublisher {
         &self,
         py: Python<'_>,
         step: u64,
-        label: Option<Vec<u8>>,
+        label: Option<Label>,
         recorded: bool,
         timeout: f64,
     ) -> PyResult<Frame> {
-        let tag = tag(step, label.as_deref().unwrap_or_default())?;
+        let tag = tag(step, label.as_ref())?;
         let drafting = self.publishing.draft(py, Deadline::after(timeout)?)?;
         Ok(Frame::new(Arc::clone(&self.layout), drafting, tag, recorded)?)
     }
@@ -322,8 +323,8 @@ pub(crate) fn differences(history: u8, most_bytes: Option<u64>) -> Result<Option
 }
 
 /// Reads the words of the user about a version.
-fn tag(step: u64, label: &[u8]) -> Result<VersionTag, Failure> {
-    let mut tag = VersionTag::step(step);
+fn tag(step: u64, label: Option<&Label>) -> Result<VersionTag, Failure> {
+    let (mut tag, label) = (VersionTag::step(step), label.map_or(&[][..], |Label(bytes)| bytes));
     let Some(bytes) = tag.label.get_mut(..label.len()) else {
         let cause = format_args!("a label of {} bytes is too long", label.len());
         return Err(Failure::new(Class::BadOption, PUBLISHING, cause, "use at most 32"));

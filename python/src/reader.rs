@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use slackline::internals::node::Awaited;
 use slackline::scheme::Bound as VersionBound;
 use slackline::weights::{Reader, ReaderOptions};
 use slackline::{Address, Diagnostic as _, Error};
@@ -311,8 +312,8 @@ impl PyReader {
         self.with(py, ASKING, Some(deadline), |reading| {
             let (reader, closing) = (&mut reading.reader, &reading.closing);
             let newest = closing.in_slices(py, ASKING, deadline, |slice| newest_from(reader, 0, slice))?;
-            let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
-            let late = Error::Deadline { operation: ASKING, waited: deadline.timeout, needed, seen };
+            let (needed, seen, awaited) = (VersionBound::NONE, VersionBound::NONE, Awaited::Answer);
+            let late = Error::Deadline { operation: ASKING, waited: deadline.timeout, needed, seen, awaited };
             newest.ok_or_else(|| Failure::from(late).into())
         })
     }

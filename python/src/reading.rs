@@ -8,6 +8,7 @@ use pyo3::{PyResult, Python};
 
 use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::mem::ForkGuard;
+use slackline::internals::node::Awaited;
 use slackline::internals::param::{PinCheck, PinError};
 use slackline::scheme::Bound;
 use slackline::weights::{Reader, Wanted};
@@ -89,7 +90,7 @@ impl Request {
     pub(crate) fn late(&self, waited: Duration, newest: u64) -> Failure {
         let (operation, version) = ("waiting for a version", |number| Bound::version(Version::new(number)));
         let (needed, seen) = (version(self.oldest(newest)), version(newest));
-        Error::Deadline { operation, waited, needed, seen }.into()
+        Error::Deadline { operation, waited, needed, seen, awaited: Awaited::Version }.into()
     }
 }
 

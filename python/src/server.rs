@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
 use slackline::optim::{AdamParameters, Optimizer};
-use slackline::scheme::{Bound as VersionBound, SchemeConfig};
+use slackline::scheme::SchemeConfig;
 use slackline::{Error, Idle, Mixed, Server, ServerOptions, ServerStatus, Table, now};
 
 use crate::errors::{Class, Failure};
@@ -274,10 +274,12 @@ impl PyServer {
     fn wait(&self, py: Python<'_>, left: u64, timeout: f64) -> PyResult<()> {
         const WAITING: &str = "waiting for workers to leave";
         let deadline = Deadline::after(timeout)?;
+        let mut gone = 0;
         let done = in_slices(py, deadline, |slice| {
             let slice = Deadline::of(slice);
             loop {
-                if self.serving.call(WAITING, |server| Ok(server.status().left))? >= left {
+                gone = self.serving.call(WAITING, |server| Ok(server.status().left))?;
+                if gone >= left {
                     return Ok(Some(()));
                 }
                 if slice.left().is_zero() {
@@ -286,9 +288,11 @@ impl PyServer {
                 std::thread::sleep(Duration::from_millis(1));
             }
         })?;
-        let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
-        let late = Error::Deadline { operation: WAITING, waited: deadline.timeout, needed, seen };
-        done.ok_or_else(|| Failure::from(late).into())
+        done.ok_or_else(|| {
+            let cause = format_args!("{gone} of {left} workers have left");
+            let remedy = "a worker may be slow, or the timeout too short";
+            Failure::late(WAITING, deadline.timeout, cause, remedy).into()
+        })
     }
 
     /// Ends the server; its workers and readers are told.

@@ -9,6 +9,7 @@ use pyo3::types::{PySlice, PyTuple};
 
 use slackline::{Selection, Table, Tensor};
 
+use crate::arguments::arrays_by_name;
 use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
 use crate::gpu::Streams;
@@ -88,7 +89,7 @@ impl Layout {
             PyErr::from(Failure::new(Class::LayoutMismatch, operation, cause, remedy))
         };
         let mut found: Vec<Option<Given>> = self.specs.iter().map(|_| None).collect();
-        for pair in tensors.call_method0("items")?.try_iter()? {
+        for pair in arrays_by_name(tensors)? {
             let (name, array): (String, Bound<'_, PyAny>) = pair?.extract()?;
             let index =
                 self.find(&name).ok_or_else(|| refuse(format!("the table has no tensor {name:?}")))?;

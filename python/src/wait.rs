@@ -111,6 +111,26 @@ impl Closing {
             attempt(slice)
         })
     }
+
+    /// The same with calls of the library, each of which waits by itself. At the deadline it is the last one's error
+    /// that is raised, with the time that was waited in all.
+    pub(crate) fn until<R: Send>(
+        &self,
+        py: Python<'_>,
+        operation: &str,
+        deadline: Deadline,
+        mut attempt: impl FnMut(Duration) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let mut late = None;
+        let ended = self.in_slices(py, operation, deadline, |slice| match attempt(slice) {
+            Err(Error::Deadline { operation, needed, seen, awaited, .. }) => {
+                late = Some(Error::Deadline { operation, waited: deadline.timeout, needed, seen, awaited });
+                Ok(None)
+            }
+            ended => Ok(Some(ended?)),
+        })?;
+        ended.ok_or_else(|| Failure::from(late.expect("an attempt has met its deadline")).into())
+    }
 }
 
 /// Does in a destructor what waits for threads: without the interpreter, so that other threads of Python run meanwhile.

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
 use slackline::internals::node::Backoff;
-use slackline::scheme::Bound as VersionBound;
-use slackline::{Address, Error, Job, Mixed, View, Worker, WorkerOptions, now};
+use slackline::{Address, Job, Mixed, View, Worker, WorkerOptions, now};
 
+use crate::arguments::Addresses;
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
@@ -30,11 +30,6 @@ const PUBLISHING: &str = "publishing a gradient";
 const FLUSHING: &str = "waiting for the server to apply the last gradients";
 
 const COPYING: &str = "copying parameters into arrays";
-
-fn late(operation: &'static str, deadline: Deadline) -> Error {
-    let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
-    Error::Deadline { operation, waited: deadline.timeout, needed, seen }
-}
 
 /// Reads parameters and publishes gradients, one step after the other.
 ///
@@ -64,12 +59,7 @@ impl PyWorker {
     fn flush_until(&self, py: Python<'_>, deadline: Deadline) -> PyResult<()> {
         let closing = &self.working.closing;
         self.working.with(py, FLUSHING, Some(deadline), |worker| {
-            let flushed = closing.in_slices(py, FLUSHING, deadline, |slice| match worker.flush(slice) {
-                Ok(()) => Ok(Some(())),
-                Err(Error::Deadline { .. }) => Ok(None),
-                Err(error) => Err(error.into()),
-            })?;
-            flushed.ok_or_else(|| Failure::from(late(FLUSHING, deadline)).into())
+            closing.until(py, FLUSHING, deadline, |slice| worker.flush(slice))
         })
     }
 }
@@ -81,7 +71,7 @@ impl PyWorker {
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
-        servers: Vec<String>,
+        servers: Addresses,
         rank: Option<u32>,
         idle: &str,
         timeout: f64,
@@ -91,7 +81,7 @@ impl PyWorker {
         let gpu = gpu::named(gpu);
         let transport_gpu = gpu.clone();
         let timeout = seconds(timeout)?;
-        let searches = servers.iter().map(|server| Search::of(server)).collect::<Result<Vec<_>, _>>()?;
+        let searches = servers.0.iter().map(|server| Search::of(server)).collect::<Result<Vec<_>, _>>()?;
         let idle = way_to_idle(idle)?;
         let options =
             WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };
@@ -134,23 +124,7 @@ impl PyWorker {
                 return Err(Failure::out_of_turn(STEPPING, "a step is open", "leave its block first").into());
             }
             abandon(worker)?;
-            let mut reason = None;
-            let view = closing.in_slices(py, STEPPING, deadline, |slice| match worker.step(slice) {
-                Ok(step) => Ok(Some(step.suspend())),
-                Err(error @ Error::Deadline { .. }) => {
-                    reason = Some(error);
-                    Ok(None)
-                }
-                Err(error) => Err(error.into()),
-            })?;
-            let why = |reason| match reason {
-                // The time that was waited in all, and not the last slice's.
-                Some(Error::Deadline { operation, needed, seen, .. }) => {
-                    Error::Deadline { operation, waited: deadline.timeout, needed, seen }
-                }
-                _ => late(STEPPING, deadline),
-            };
-            let view = view.ok_or_else(|| Failure::from(why(reason)))?;
+            let view = closing.until(py, STEPPING, deadline, |slice| Ok(worker.step(slice)?.suspend()))?;
             if let Some(targets) = &targets {
                 py.detach(|| self.working.copy_parameters(worker, targets))?;
             }
@@ -200,7 +174,11 @@ impl PyWorker {
         self.working.with(py, FINISHING, Some(deadline), |worker| {
             let over = |slice| Ok(job.finish(worker, slice)?.then_some(()));
             let over = closing.in_slices(py, FINISHING, deadline, over)?;
-            over.ok_or_else(|| Failure::from(late(FINISHING, deadline)).into())
+            over.ok_or_else(|| {
+                let cause = "the other processes of the job have not finished";
+                let remedy = "a worker may be slow or gone, or the timeout too short";
+                Failure::late(FINISHING, deadline.timeout, cause, remedy).into()
+            })
         })
     }
 
@@ -397,8 +375,10 @@ impl Step {
                 }
                 Ok(Some(()))
             })?;
-            let ended = || worker.name_copies(late(PUBLISHING, deadline), deadline.timeout);
-            published.ok_or_else(|| Failure::from(ended()).into())
+            published.ok_or_else(|| {
+                let late = worker.deadline(PUBLISHING, deadline.timeout);
+                Failure::from(worker.name_copies(late, deadline.timeout)).into()
+            })
         });
         drop(arrays);
         crate::device::release(py);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import logging, os, sys, slackline
 
@@ -16,12 +18,13 @@ slackline.Reader(publisher.address, timeout=30).close()
 """
 
 
-def run(enable: str, then: str = "") -> list[str]:
+def run(enable: str, then: str = "", errors: list[str] | None = None) -> list[str]:
     program = PROGRAM.format(enable=enable, then=then)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    told = [line for line in done.stderr.splitlines() if not line.startswith(("Traceback", " "))]
+    assert (done.returncode, told) == (0, errors or [])
     return done.stdout.splitlines()
 
 
@@ -69,3 +72,35 @@ def test_a_forked_process_has_no_log_and_does_not_wait_for_one() -> None:
     )
     lines = run("slackline.enable_logging()", child)
     assert sum("listening" in line for line in lines) == 1, lines
+
+
+RAISES = """
+def look(record):
+    if "listening" in record.getMessage():
+        raise {error}("refused")
+    return True
+
+class Looks(logging.Handler):
+    emit = staticmethod(look)
+
+{way}
+slackline.enable_logging()
+"""
+
+
+@pytest.mark.parametrize("way", ["getLogger('slackline').addHandler(Looks())", "root.handlers[0].addFilter(look)"])
+def test_a_handler_or_a_filter_that_raises_loses_its_line_alone(way: str) -> None:
+    lines = run(RAISES.format(error="RuntimeError", way=f"logging.{way}"), errors=["RuntimeError: refused"])
+    assert lines and not any("listening" in line for line in lines), lines
+
+
+def test_a_log_whose_thread_was_ended_begins_again() -> None:
+    enable = RAISES.format(error="SystemExit", way="logging.root.handlers[0].addFilter(look)")
+    then = (
+        "import threading\n"
+        "while any(thread.name == 'slackline-log' for thread in threading.enumerate()):\n"
+        "    pass\n"
+        "slackline.enable_logging()\n"
+        "slackline.Reader(publisher.address, timeout=30).close()"
+    )
+    assert run(enable, then)

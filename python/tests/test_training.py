@@ -114,7 +114,7 @@ def test_servers_say_what_they_cannot_be() -> None:
 
 
 JOB = """
-import numpy, slackline, sys
+import numpy, slackline, sys, time
 job = slackline.Job.from_env(timeout=30, per_host=sys.argv[1] == "per_host")
 assert (job.servers, job.workers, job.world_size) == (1, 2, 3)
 assert job.local_rank == (job.rank if job.role == "worker" else None)
@@ -127,6 +127,14 @@ else:
             with worker.step() as step:
                 step.gradient["w"][...] = step.parameters["w"].numpy()
                 step.publish()
+        worker.flush()
+        if job.rank == 1:
+            try:
+                worker.finish(timeout=0.1)
+            except slackline.DeadlineError as error:
+                assert "within 100ms: the other processes of the job have not finished; " in str(error), error
+        else:
+            time.sleep(1)
         worker.finish()
     print("worker", job.rank)
 """

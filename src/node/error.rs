@@ -75,7 +75,12 @@ pub enum Error {
         waited: Duration,
     },
     /// The deadline passed.
-    #[error("{operation} did not end within {:?}: {}; {}", whole_ms(*.waited), Lack(.needed, .seen), self.help())]
+    #[error(
+        "{operation} did not end within {:?}: {}; {}",
+        whole_ms(*.waited),
+        Lack(*.awaited, .needed, .seen),
+        self.help()
+    )]
     Deadline {
         /// The operation that did not end.
         operation: &'static str,
@@ -85,6 +90,9 @@ pub enum Error {
         needed: Bound,
         /// The version and the clocks that the server had.
         seen: Bound,
+        /// The kind of what was waited for, which the text tells of.
+        #[doc(hidden)]
+        awaited: Awaited,
     },
     /// A server is gone.
     #[error("lost shard {shard} of {shards} at {address}: {source}; {}", self.help())]
@@ -250,6 +258,20 @@ pub enum Error {
     Fold(#[from] FoldError),
 }
 
+/// What a call that met its deadline had waited for.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// The answer of a process that has accepted the connection.
+    Answer,
+    /// A version for a reader.
+    Version,
+    /// Parameters for a worker, or the end of its gradients: its servers wait for the other workers, too.
+    Workers,
+    /// A version in a file.
+    File,
+}
+
 impl Diagnostic for Error {
     fn operation(&self) -> &'static str {
         match self {
@@ -331,18 +353,19 @@ impl Error {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
-            Error::Deadline { needed, .. } if needs_a_number(needed) => {
-                "it may not be published yet, or the timeout may be too short"
-            }
-            Error::Deadline { needed, .. } if *needed != Bound::NONE => {
-                "a worker may be slow or gone, or the timeout too short"
-            }
-            Error::Deadline { seen, .. } if *seen != Bound::NONE => {
-                "a worker or the server may be slow or gone, or the timeout too short"
-            }
-            Error::Deadline { .. } => {
+            Error::Deadline { awaited: Awaited::Answer, .. } => {
                 "see that its owner calls serve, drive or poll (progress in C), or use a longer timeout"
             }
+            Error::Deadline { awaited: Awaited::File, .. } => {
+                "the disk may be slow, or the timeout too short"
+            }
+            Error::Deadline { awaited, needed, seen, .. } if awaited.was_there(needed, seen) => {
+                "its owner may not answer, the link may be slow, or the timeout too short"
+            }
+            Error::Deadline { awaited: Awaited::Version, needed, .. } if is_number(needed) => {
+                "it may not be published yet, or the timeout may be too short"
+            }
+            Error::Deadline { .. } => "a worker or the server may be slow or gone, or the timeout too short",
             Error::Shards { .. } => "give each shard's server once, in any order",
             Error::AnotherTable { .. } => "give the addresses of one publisher and of its relays",
             Error::AnotherPublisher => "start the relay again",
@@ -409,27 +432,45 @@ impl std::fmt::Display for Show<'_> {
     }
 }
 
-/// The part of a bound that was missing at a deadline.
-struct Lack<'a>(&'a Bound, &'a Bound);
+/// What was missing at a deadline: of what was awaited the part that was needed, beside what was seen.
+struct Lack<'a>(Awaited, &'a Bound, &'a Bound);
 
 impl std::fmt::Display for Lack<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Lack(needed, seen) = self;
-        let (is_bound, is_answered) = (**needed != Bound::NONE, **seen != Bound::NONE);
-        match (is_bound, is_answered) {
-            (false, false) => f.write_str("the server accepted the connection but does not answer"),
-            (false, true) => write!(f, "the server has {} and comes no further", Show(seen)),
-            (true, _) if needs_a_number(needed) => {
-                write!(f, "needed version {}, the newest is {}", needed.version.get(), seen.version.get())
+        let Lack(awaited, needed, seen) = self;
+        match awaited {
+            Awaited::Answer => f.write_str("the server accepted the connection but does not answer")?,
+            Awaited::File => write!(f, "version {} is not written yet", needed.version.get())?,
+            Awaited::Workers if **needed == Bound::NONE => {
+                write!(f, "the server has {} and comes no further", Show(seen))?;
             }
-            (true, _) => write!(f, "needed {}, the server has {}", Show(needed), Show(seen)),
+            Awaited::Version if is_number(needed) => {
+                write!(f, "needed version {}, the newest is {}", needed.version.get(), seen.version.get())?;
+            }
+            _ => write!(f, "needed {}, the server has {}", Show(needed), Show(seen))?,
+        }
+        match awaited.was_there(needed, seen) {
+            true => f.write_str(", and it was not read in time"),
+            false => Ok(()),
         }
     }
 }
 
-/// True for a reader's bound, which is a version's number, and no clock.
-fn needs_a_number(bound: &Bound) -> bool {
-    *bound == Bound::version(bound.version) && *bound != Bound::NONE
+impl Awaited {
+    /// True if the owner had what was needed: only the reading of it did not end.
+    fn was_there(self, needed: &Bound, seen: &Bound) -> bool {
+        let is_read = match self {
+            Awaited::Answer | Awaited::File => false,
+            Awaited::Version => true,
+            Awaited::Workers => *needed != Bound::NONE,
+        };
+        is_read && needed.is_met_by(seen.version, seen.smallest_clock)
+    }
+}
+
+/// True if the bound is a version's number, and no clock.
+fn is_number(bound: &Bound) -> bool {
+    *bound == Bound::version(bound.version)
 }
 
 /// Rounds to whole milliseconds: a computed timeout may have fractions of one.
@@ -443,13 +484,22 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
 
+    fn deadline(awaited: Awaited, needed: Bound, seen: Bound) -> Error {
+        let (operation, waited) = ("connecting", Duration::from_nanos(3_999_999_960));
+        Error::Deadline { operation, waited, needed, seen, awaited }
+    }
+
     #[test]
     fn the_text_of_an_error_ends_in_its_remedy() {
-        let (operation, waited, none) = ("connecting", Duration::from_secs(4), Bound::NONE);
+        let (waited, none) = (Duration::from_secs(4), Bound::NONE);
         let version = Version::new(3);
         let errors = [
-            Error::Deadline { operation, waited, needed: none, seen: none },
-            Error::Deadline { operation, waited, needed: Bound::version(version), seen: none },
+            deadline(Awaited::Answer, none, none),
+            deadline(Awaited::File, Bound::version(version), none),
+            deadline(Awaited::Version, Bound::version(version), none),
+            deadline(Awaited::Version, none, none),
+            deadline(Awaited::Workers, none, none),
+            deadline(Awaited::Workers, Bound::clock(Clock::new(1)), none),
             Error::Evicted { shard: 0, why: Eviction::Silent },
             Error::LastVersion { version },
             Error::Pinned { version, waited },
@@ -484,25 +534,54 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_tells_of_bounds_only_where_one_was_waited_for() {
-        let (operation, waited) = ("connecting", Duration::from_nanos(3_999_999_960));
-        let text = |needed, seen| Error::Deadline { operation, waited, needed, seen }.to_string();
+    fn a_deadline_tells_what_was_missing_and_why_it_may_be() {
+        let text = |awaited, needed, seen| deadline(awaited, needed, seen).to_string();
         assert_eq!(
-            text(Bound::NONE, Bound::NONE),
+            text(Awaited::Answer, Bound::NONE, Bound::NONE),
             "connecting did not end within 4s: the server accepted the connection but does not answer; see that its \
              owner calls serve, drive or poll (progress in C), or use a longer timeout"
         );
         let seen = Bound { version: Version::new(28), smallest_clock: Clock::new(2) };
-        let stuck = text(Bound::NONE, seen);
+        let stuck = text(Awaited::Workers, Bound::NONE, seen);
         assert!(stuck.contains("the server has version 28 with all clocks before 2 and comes no further; "));
+        let behind = text(Awaited::Workers, seen, Bound::NONE);
         assert!(
-            text(seen, Bound::NONE)
-                .contains("4s: needed version 28 with all clocks before 2, the server has ")
+            behind.contains("4s: needed version 28 with all clocks before 2, the server has version 0 "),
+            "{behind}"
         );
-        let reader = text(Bound::version(Version::new(99)), Bound::version(Version::new(7)));
+        let reader = text(Awaited::Version, Bound::version(Version::new(99)), seen);
         assert!(
-            reader.contains("4s: needed version 99, the newest is 7; it may not be published yet, "),
+            reader.contains("4s: needed version 99, the newest is 28; it may not be published yet, "),
             "{reader}"
         );
+        let file = text(Awaited::File, Bound::NONE, Bound::NONE);
+        assert!(file.contains("4s: version 0 is not written yet; the disk may be slow, "), "{file}");
+    }
+
+    #[test]
+    fn a_version_that_was_there_is_not_said_to_be_unpublished() {
+        for needed in [Bound::NONE, Bound::version(Version::new(1)), Bound::version(Version::new(18))] {
+            let text = deadline(Awaited::Version, needed, Bound::version(Version::new(18))).to_string();
+            assert!(
+                text.ends_with(
+                    ", the newest is 18, and it was not read in time; its owner may not answer, the link may be slow, \
+                     or the timeout too short"
+                ),
+                "{text}"
+            );
+        }
+        let clock = Bound::clock(Clock::new(3));
+        let worker = deadline(Awaited::Workers, clock, clock).to_string();
+        assert!(worker.contains("with all clocks before 3, and it was not read in time; "), "{worker}");
+    }
+
+    #[test]
+    fn servers_at_their_first_version_are_not_said_to_be_silent() {
+        let first = Bound::version(Version::new(1));
+        for needed in [Bound::NONE, first] {
+            let text = deadline(Awaited::Workers, needed, Bound::NONE).to_string();
+            assert!(text.contains("the server has version 0 with all clocks before 0"), "{text}");
+            assert!(text.ends_with("; a worker or the server may be slow or gone, or the timeout too short"));
+        }
     }
 }

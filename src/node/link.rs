@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::task::Poll;
 
 pub use self::pinned::PinnedFrame;
-use super::Error;
 use super::heartbeat::Heartbeat;
 use super::idle::Sleeper;
 use super::runtime::Runtime;
 use super::wait::{WaitTurn, wait};
+use super::{Awaited, Error};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
@@ -253,8 +253,8 @@ impl<E: Endpoint> Link<E> {
             if !connecting.is_accepted() {
                 return Err(ConnectError::no_answer(address.clone()).into());
             }
-            let (needed, seen) = (Bound::NONE, Bound::NONE);
-            return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen });
+            let (needed, seen, awaited) = (Bound::NONE, Bound::NONE, Awaited::Answer);
+            return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen, awaited });
         };
         Ok(exchanged)
     }

@@ -51,7 +51,7 @@ pub use crate::param::Eviction;
 #[cfg(any(test, fuzzing))]
 pub(crate) use checkpoint::fuzz as checkpoint_fuzz;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
-pub use error::Error;
+pub use error::{Awaited, Error};
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
 pub use idle::Idle;
 pub use link::PinnedFrame;

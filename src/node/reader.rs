@@ -13,7 +13,6 @@ mod snapshot;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use super::Error;
 use super::idle::{self, Idle};
 use super::link::{Link, NewPeer, PinnedFrame};
 use super::runtime::{Runtime, complete};
@@ -21,6 +20,7 @@ use super::shard::random_word;
 use super::tree::ASK_FOR;
 use super::wait::{WaitTurn, retry, wait};
 use super::worker::of_caller;
+use super::{Awaited, Error};
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
@@ -439,8 +439,14 @@ impl<T: Transport> Reader<T> {
             Ok(self.rest(self.link.turn(progress), deadline - now))
         });
         let pulled = pulled.await?;
-        let (operation, seen) = ("waiting for a version", self.link.pull.seen());
-        pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
+        let (operation, seen, awaited) = ("waiting for a version", self.seen(), Awaited::Version);
+        pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen, awaited })
+    }
+
+    /// The newest version that a copy or a question has met.
+    fn seen(&self) -> Bound {
+        let (copied, told) = (self.link.pull.seen(), self.link.line.seen);
+        if told.version > copied.version { told } else { copied }
     }
 
     /// The end of a turn of a wait: sleeps for `at_most` if there was nothing to do, and the owner wakes this reader.
@@ -512,8 +518,8 @@ impl<T: Transport> Reader<T> {
 
     async fn newest_async(&mut self, timeout: Duration) -> Result<Version, Error> {
         let (newest, seen) = self.ask_newest(Version::new(0), timeout).await?;
-        let (operation, needed) = ("asking for the version", Bound::NONE);
-        newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen })
+        let (operation, needed, awaited) = ("asking for the version", Bound::NONE, Awaited::Answer);
+        newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen, awaited })
     }
 
     /// The newest version's number once it is at least this one, without copying it, and waiting as
@@ -691,8 +697,9 @@ impl<T: Transport> Reader<T> {
             }
             retries += 1;
             if self.runtime.now() >= deadline {
-                let (operation, seen) = ("keeping up with the publisher", Bound::version(version));
-                return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
+                let (operation, seen, awaited) =
+                    ("keeping up with the publisher", self.seen(), Awaited::Version);
+                return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen, awaited });
             }
         }
     }

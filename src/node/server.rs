@@ -241,9 +241,18 @@ impl<T: Transport> Server<T> {
         // for another.
         let is_decided = options.scheme.needs().counts_versions && options.shard.1 > 1;
         let followers = if is_decided && options.shard.0 == 0 { usize::from(options.shard.1) - 1 } else { 0 };
-        if options.workers.saturating_add(followers) > usize::from(options.memory.peers) {
+        let peers = options.workers.saturating_add(followers);
+        if peers > usize::from(u16::MAX) {
             return Err(Error::Option {
-                option: "memory.peers",
+                option: "workers",
+                value: options.workers.to_string(),
+                reason: "each worker is a peer, and of a server that decides for others each of these, too; a server \
+                         has room for 65535: use fewer workers",
+            });
+        }
+        if peers > usize::from(options.memory.peers) {
+            return Err(Error::Option {
+                option: "peers",
                 value: options.memory.peers.to_string(),
                 reason: "each worker is a peer, and of a server that decides for others each of these, too: make \
                          room for all of them",

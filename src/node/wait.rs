@@ -319,6 +319,7 @@ mod tests {
 
     use super::super::runtime::complete;
     use super::*;
+    use crate::node::Awaited;
     use crate::scheme::Bound;
     use crate::transport::{Address, ConnectError};
 
@@ -370,7 +371,8 @@ mod tests {
                 return Err(ConnectError::Refused { address, retry_after, reason }.into());
             }
             let (operation, waited) = ("connecting", Duration::ZERO);
-            Err(Error::Deadline { operation, waited, needed: Bound::NONE, seen: Bound::NONE })
+            let (needed, seen, awaited) = (Bound::NONE, Bound::NONE, Awaited::Answer);
+            Err(Error::Deadline { operation, waited, needed, seen, awaited })
         };
         let may_pass = |error: &Error| error.retry_after().is_some();
         let deadline = runtime.now() + Duration::from_secs(60);

@@ -24,7 +24,7 @@ use super::link::{Link, PinnedFrame};
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
 use super::wait::{WaitTurn, wait};
-use super::{Error, LinkStatus, WorkerStatistics};
+use super::{Awaited, Error, LinkStatus, WorkerStatistics};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, Buffer, CallerMemory};
 use crate::param::Epoch;
@@ -474,7 +474,9 @@ impl<T: Transport> Worker<T> {
         result
     }
 
-    fn deadline(&mut self, operation: &'static str, waited: Duration) -> Error {
+    /// The error of an operation that has not ended within `waited`: it names what the servers have.
+    #[doc(hidden)]
+    pub fn deadline(&mut self, operation: &'static str, waited: Duration) -> Error {
         let needed = match self.phase {
             WorkerPhase::Refreshing { bound } => bound,
             _ => Bound::NONE,
@@ -485,7 +487,8 @@ impl<T: Transport> Worker<T> {
             (seen.smallest_clock, seen.version)
         };
         let (smallest_clock, version) = self.parts.iter_mut().map(seen).min().unwrap_or_default();
-        Error::Deadline { operation, waited, needed, seen: Bound { version, smallest_clock } }
+        let (seen, awaited) = (Bound { version, smallest_clock }, Awaited::Workers);
+        Error::Deadline { operation, waited, needed, seen, awaited }
     }
 
     /// Goes as far as it can without waiting. True if it got anywhere.

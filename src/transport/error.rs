@@ -269,7 +269,8 @@ impl Diagnostic for ConnectError {
     /// True if the other side may be there later, or let this one in.
     fn is_retryable(&self) -> bool {
         match self {
-            ConnectError::System { .. } | ConnectError::Closed { .. } => true,
+            ConnectError::System { operation, source, .. } => !is_mistake(operation, source.kind()),
+            ConnectError::Closed { .. } => true,
             ConnectError::Refused { retry_after, .. } | ConnectError::NoPath { retry_after, .. } => {
                 retry_after.is_some()
             }
@@ -284,6 +285,19 @@ impl Diagnostic for ConnectError {
             }
             _ => None,
         }
+    }
+}
+
+/// True if the system answers the same however often it is asked: the address, a name or the rights are wrong.
+fn is_mistake(operation: &str, kind: io::ErrorKind) -> bool {
+    match kind {
+        io::ErrorKind::InvalidInput
+        | io::ErrorKind::InvalidFilename
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::PermissionDenied => true,
+        // A listener makes the file that is not there for those who connect, and not the folder that it is in.
+        io::ErrorKind::NotFound => operation == "listen",
+        _ => false,
     }
 }
 

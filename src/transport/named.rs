@@ -369,6 +369,16 @@ pub(crate) fn name_samples() -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnostic::Diagnostic;
+    use crate::transport::shm::Shm;
+
+    #[test]
+    fn a_name_that_cannot_be_sent_is_no_error_to_try_again() {
+        for bad in ["a\nb".to_owned(), "e".repeat(256)] {
+            let error = Named::new(Shm::new(), &bad).listen(&Address::random()).err().unwrap();
+            assert!(!error.is_retryable() && error.to_string().contains("no control characters"), "{error}");
+        }
+    }
 
     #[test]
     fn names_stand_before_messages_and_bad_ones_are_refused() {

@@ -1,9 +1,9 @@
 //! Refreshes of a reader's copy, as a state machine that never waits and as blocking calls.
 
-use super::super::Error;
 use super::super::runtime::complete;
 use super::super::wait::{WaitTurn, wait};
 use super::super::worker::private;
+use super::super::{Awaited, Error};
 use super::{Asked, Destination, Fresh, Reader, Wanted};
 use crate::clock::Version;
 use crate::param::{DeltaTurn, FrameLabel, PullOptions, Pulled};
@@ -18,8 +18,8 @@ pub(super) struct Refresh {
     /// How the snapshot was asked for whose memory it fills, if that is not the reader's own copy.
     snapshot: Option<Asked>,
     step: RefreshStep,
-    /// The version of the last copy, which was too far behind when it was there.
-    too_stale: Option<Version>,
+    /// The last copy was too far behind when it was there.
+    is_too_stale: bool,
 }
 
 /// The step that a refresh has come to.
@@ -129,7 +129,7 @@ impl<T: Transport> Reader<T> {
             Some(_) => RefreshStep::Ask,
             None => RefreshStep::Copy { bound: wanted.bound() },
         };
-        self.refresh = Some(Refresh { wanted, snapshot, step, too_stale: None });
+        self.refresh = Some(Refresh { wanted, snapshot, step, is_too_stale: false });
     }
 
     /// Ends the refresh that has begun, if there is one.
@@ -161,22 +161,21 @@ impl<T: Transport> Reader<T> {
 
     /// The error of a refresh that has not ended within `waited`.
     fn late(&self, waited: Duration) -> Error {
-        let late = |operation, needed, seen| Error::Deadline { operation, waited, needed, seen };
-        let seen = self.link.line.seen;
-        match self.refresh {
+        let (operation, needed, seen, awaited) = match self.refresh {
             Some(Refresh {
                 step: RefreshStep::Copy { bound } | RefreshStep::Copying { bound, .. }, ..
-            }) => late("waiting for a version", bound, self.link.pull.seen()),
+            }) => ("waiting for a version", bound, self.seen(), Awaited::Version),
             Some(Refresh { step: RefreshStep::Deltas { bound, .. }, .. }) => {
-                let seen = self.link.deltas.as_ref().map_or(seen, |deltas| Bound::version(deltas.seen()));
-                late("waiting for a version", bound, seen)
+                let told = self.link.deltas.as_ref().map_or(Version::new(0), |deltas| deltas.seen());
+                let seen = Bound::version(told.max(self.link.line.seen.version));
+                ("waiting for a version", bound, seen, Awaited::Version)
             }
-            Some(Refresh { too_stale: Some(version), wanted, .. }) => {
-                let needed = self.within(wanted);
-                late("keeping up with the publisher", needed, Bound::version(version))
+            Some(Refresh { is_too_stale: true, wanted, .. }) => {
+                ("keeping up with the publisher", self.within(wanted), self.seen(), Awaited::Version)
             }
-            _ => late("asking for the version", Bound::NONE, seen),
-        }
+            _ => ("asking for the version", Bound::NONE, self.link.line.seen, Awaited::Answer),
+        };
+        Error::Deadline { operation, waited, needed, seen, awaited }
     }
 
     /// The bound on a copy that is wanted, which may be so many versions behind the newest that is known.
@@ -330,7 +329,7 @@ impl<T: Transport> Reader<T> {
             self.content = Some((pulled.version, label)).filter(|_| !self.is_callers);
         }
         if refresh.wanted.most_behind().is_some_and(|most| pulled.behind > most) {
-            *refresh = Refresh { step: RefreshStep::Ask, too_stale: Some(pulled.version), ..*refresh };
+            *refresh = Refresh { step: RefreshStep::Ask, is_too_stale: true, ..*refresh };
             return Ok(WaitTurn::Progress);
         }
         self.link.tell_held(pulled.version)?;

@@ -9,7 +9,7 @@ use super::super::reader::RelayStep;
 use super::super::runtime::Runtime;
 use super::super::tree::ASK_FOR;
 use super::super::wait::{Backoff, retry, stand_back};
-use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
+use super::super::{Awaited, Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
 use super::BEGIN_AGAIN;
 use super::announcer::Announcer;
 use super::pace::Pace;
@@ -155,6 +155,7 @@ impl<T: Transport + Clone> InTree<T> {
                         waited: timeout,
                         needed,
                         seen,
+                        awaited: Awaited::Answer,
                     }));
                 }
                 runtime.sleep(TELL_EVERY).await;

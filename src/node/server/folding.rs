@@ -174,6 +174,17 @@ mod tests {
     }
 
     #[test]
+    fn more_workers_than_a_server_has_room_for_are_not_blamed_on_its_peers() {
+        for workers in [usize::from(u16::MAX) + 1, usize::MAX] {
+            let error = crowded(SchemeConfig::Asp, workers).map(drop).unwrap_err();
+            assert!(matches!(error, Error::Option { option: "workers", .. }), "{error}");
+            assert!(error.to_string().ends_with("has room for 65535: use fewer workers"), "{error}");
+        }
+        let error = crowded(SchemeConfig::Asp, 2001).map(drop).unwrap_err();
+        assert!(matches!(error, Error::Option { option: "peers", .. }), "{error}");
+    }
+
+    #[test]
     fn more_workers_than_a_fold_takes_gradients_are_refused_at_the_begin() {
         let most = MAX_GRADIENTS;
         for scheme in ["bsp", "bap(1)", "dbw", "abs"] {

@@ -2,10 +2,10 @@
 
 use super::{IncarnationStart, Server, ServerOptions};
 use crate::clock::Version;
-use crate::node::Error;
 use crate::node::checkpoint::{Checkpoint, CheckpointError, CheckpointWrite, Checkpointer};
 use crate::node::runtime::complete;
 use crate::node::wait::{WaitTurn, wait};
+use crate::node::{Awaited, Error};
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
@@ -111,7 +111,7 @@ impl<T: Transport> Server<T> {
         writer.give_up();
         let seen = Bound::version(writer.written().unwrap_or_default());
         let (operation, needed) = ("writing a checkpoint", Bound::version(newest));
-        Err(Error::Deadline { operation, waited: timeout, needed, seen })
+        Err(Error::Deadline { operation, waited: timeout, needed, seen, awaited: Awaited::File })
     }
 
     /// True if the server writes checkpoints.
@@ -316,6 +316,7 @@ mod tests {
         let disk = server.writer().unwrap().hang();
         let error = server.finish_checkpoint(Duration::from_millis(20)).unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(error.to_string().contains("version 0 is not written yet; the disk may be slow"), "{error}");
         let ending = std::thread::spawn(move || drop(server));
         let deadline = now() + PATIENCE;
         while !ending.is_finished() {
@@ -347,7 +348,7 @@ mod tests {
             Server::new(Shm::new(), &Address::random(), table, &[0.0; 16], options)
         };
         let error = begin(0, 5).err().expect("there is no room for two followers");
-        assert!(matches!(error, Error::Option { option: "memory.peers", .. }), "{error}");
+        assert!(matches!(error, Error::Option { option: "peers", .. }), "{error}");
         assert!(begin(0, 6).is_ok() && begin(1, 4).is_ok());
     }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
 use crate::diagnostic::Diagnostic;
-use crate::node::Error;
 use crate::node::link::{Link, NewPeer};
 use crate::node::runtime::Runtime;
 use crate::node::shard::random_word;
 use crate::node::wait::retry;
+use crate::node::{Awaited, Error};
 use crate::param::{Epoch, PeerRole, WorkerProgress};
 use crate::scheme::{AnyScheme, Bound, Needs, SchemeConfigError};
 use crate::table::Table;
@@ -185,7 +185,8 @@ impl<T: Transport> ServerJoin<'_, T> {
             if self.left().is_zero() {
                 let operation = "joining all shards at one clock";
                 let (needed, seen) = (Bound::clock(target), Bound::clock(behind));
-                return Err(Error::Deadline { operation, waited: self.timeout, needed, seen });
+                let awaited = Awaited::Workers;
+                return Err(Error::Deadline { operation, waited: self.timeout, needed, seen, awaited });
             }
             // Those furthest behind first: those ahead hold the others back longest.
             let mut order: Vec<usize> = (0..links.len()).collect();

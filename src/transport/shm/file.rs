@@ -136,7 +136,8 @@ fn remove_dead(path: &Path, name: &SocketAddrUnix) -> Result<(), Failure> {
     let in_use = || io::Error::from(Errno::ADDRINUSE);
     let stat = rustix::fs::lstat(path).map_err(|errno| (errno.into(), "try again"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err((in_use(), "a file that is no socket has this path: choose another path"));
+        let error = io::Error::new(io::ErrorKind::InvalidInput, "a file that is no socket has this path");
+        return Err((error, "choose another path"));
     }
     let probe = socket::new_socket().map_err(|error| (error, "raise the limit on open files (ulimit -n)"))?;
     match rustix::net::connect(&probe, name) {

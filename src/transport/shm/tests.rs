@@ -8,6 +8,7 @@ use super::handshake::{Inbox, Outbox, ShmMessage};
 use super::socket::{self, Heard, SocketEnd};
 use super::wire::{self, Hello, Segments, Terms};
 use super::*;
+use crate::diagnostic::Diagnostic;
 use crate::mem::RemoteKey;
 use crate::mem::alone;
 use crate::time::Instant;
@@ -44,6 +45,34 @@ fn raw_listener() -> (Address, OwnedFd) {
 
 fn raw_accept(socket: &OwnedFd) -> SocketEnd {
     SocketEnd::new(rustix::net::accept_with(socket, rustix::net::SocketFlags::NONBLOCK).unwrap())
+}
+
+#[test]
+fn a_path_at_which_no_process_can_listen_is_no_error_to_try_again() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let below = |path: &str| folder.path().join(path);
+    let open = below("open");
+    std::fs::create_dir(&open).unwrap();
+    for (path, mode) in [(folder.path(), 0o700), (&open, 0o755)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    std::fs::write(below("file"), "").unwrap();
+    for path in [
+        open.join("socket"),
+        below("file"),
+        below("file/socket"),
+        below("none/socket"),
+        below(&"x".repeat(200)),
+    ] {
+        let error = Shm::new().listen(&Address::Path(path)).err().unwrap();
+        assert!(!error.is_retryable(), "{error}");
+    }
+    // A listener may make this file later, and another one may leave its address.
+    let (shm, address) = (Shm::new(), Address::Path(below("socket")));
+    assert!(shm.connect(&address, Offer::default()).err().unwrap().is_retryable());
+    let _listener = shm.listen(&address).unwrap();
+    assert!(shm.listen(&address).err().unwrap().is_retryable());
 }
 
 #[test]

@@ -1,0 +1,132 @@
+"""What errors say: the cause that it is, a remedy that helps, and whether to try again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import slackline
+
+Start = Callable[..., Any]
+
+TABLE = {"a": np.zeros(3, "float32")}
+
+
+def test_a_version_that_was_not_read_in_time_is_not_said_to_be_unpublished(python: Start) -> None:
+    child = python(
+        """
+        publisher = slackline.Publisher({"a": np.zeros(1000, "float32")}, transport="tcp", lease=30.0)
+        for value in range(1, 4):
+            publisher.publish({"a": np.full(1000, value, "float32")})
+        print(publisher.address)
+        sys.stdin.read()
+        """
+    )
+    with slackline.Reader(child.stdout.readline().strip()) as reader:
+        assert reader.pull().version == 3
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        calls: dict[Callable[[], object], int] = {
+            lambda: reader.pull(timeout=0.3): 3,
+            lambda: reader.pull(timeout=0.3, version=1): 1,
+            lambda: reader.pull(timeout=0.3, min_version=2): 3,
+        }
+        for call, needed in calls.items():
+            text = f"needed version {needed}, the newest is 3, and it was not read in time; its owner may not answer"
+            with pytest.raises(slackline.DeadlineError, match=text):
+                call()
+        with pytest.raises(slackline.DeadlineError, match="needed version 4, the newest is 3; it may not be published"):
+            reader.pull(timeout=0.3, min_version=4)
+
+
+@pytest.mark.parametrize("scheme", ["bsp", "ssp(0)", "k-sync(2)", "dbw", "vap(1)", "adasync"])
+def test_a_worker_that_waits_for_another_one_does_not_blame_a_silent_server(scheme: str) -> None:
+    with slackline.Server(TABLE, scheme=scheme, workers=2) as server, slackline.Worker([server.address]) as worker:
+
+        def steps() -> None:
+            for _ in range(3):
+                with worker.step(timeout=0.3) as step:
+                    step.publish(1.0, gradient={"a": np.full(3, 100, "float32")}, timeout=0.3)
+
+        text = "the server has version 0 with all clocks before 0.*a worker or the server may be slow or gone"
+        for call in (steps, lambda: worker.flush(timeout=0.3)):
+            with pytest.raises(slackline.DeadlineError, match=f"did not end within 300ms: .*{text}"):
+                call()
+
+
+def test_a_wait_for_workers_says_how_many_have_left() -> None:
+    with slackline.Server(TABLE, workers=2) as server:
+        slackline.Worker([server.address]).close()
+        server.wait(left=1)
+        with pytest.raises(slackline.DeadlineError, match="within 100ms: 1 of 2 workers have left; ") as caught:
+            server.wait(left=2, timeout=0.1)
+        assert caught.value.is_retryable and str(caught.value.remedy) in str(caught.value)
+
+
+def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    tables = slackline.Tables()
+    with slackline.Publisher(TABLE) as publisher:
+        calls: list[Callable[[], object]] = [
+            lambda: slackline.Reader(publisher.address, table="a\nb", timeout=5),
+            lambda: tables.publisher("a\nb", TABLE),
+        ]
+        for path in ("file", "file/socket", "none/socket", "open/socket", "x" * 200):
+            address = str(tmp_path / path)
+            calls.append(lambda address=address: slackline.Publisher(TABLE, address=address))  # type: ignore[misc]
+        for call in calls:
+            with pytest.raises(slackline.BadOption) as caught:
+                call()
+            assert not caught.value.is_retryable and str(caught.value.remedy) in str(caught.value)
+
+
+def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> None:
+    array: Any = np.zeros(3, "float32")
+    with slackline.Publisher(TABLE) as publisher, slackline.Reader(publisher.address) as reader:
+        with slackline.Server(TABLE) as server, slackline.Worker([server.address]) as worker:
+            wrong: Any = server.address
+            mapping, addresses = "give a mapping of names to arrays", "give a list of addresses"
+            calls: list[tuple[str, Callable[[], object]]] = [
+                (f"type list: {mapping}", lambda: publisher.publish([array])),  # type: ignore[arg-type]
+                (f"type ndarray: {mapping}", lambda: reader.pull(array)),
+                (f"type ndarray: {mapping}", lambda: worker.step(array)),
+                (f"type str: {addresses}", lambda: slackline.Worker(wrong)),
+                (f"type int: {addresses}", lambda: slackline.Worker([5])),  # type: ignore[list-item]
+                (f"type int: {addresses}", lambda: slackline.Worker(5)),  # type: ignore[arg-type]
+                ("type str: give bytes", lambda: publisher.publish(TABLE, label="abc")),  # type: ignore[arg-type]
+                (
+                    "type int: give bytes, or the path of a file",
+                    lambda: slackline.Publisher(TABLE, secret=5),  # type: ignore[arg-type]
+                ),
+            ]
+            for text, call in calls:
+                with pytest.raises(TypeError, match=text) as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+            # What is right is taken still.
+            assert publisher.publish(TABLE, label=b"abc") == 1
+            slackline.Worker((server.address,)).close()
+    (tmp_path / "secret").write_text("a secret of a job")
+    (tmp_path / "secret").chmod(0o600)
+    for secret in (b"a secret of a job", str(tmp_path / "secret"), tmp_path / "secret"):
+        slackline.Publisher(TABLE, secret=secret).close()
+
+
+def test_too_many_workers_are_named_as_such() -> None:
+    with pytest.raises(slackline.BadOption, match="option workers cannot be 70000: .* 65535: use fewer workers"):
+        slackline.Server(TABLE, workers=70000, scheme="asp")
+
+
+def test_a_line_that_is_no_record_has_its_remedy_once() -> None:
+    with pytest.raises(slackline.BadOption, match="^line 1: ") as caught:
+        slackline.check(["x"])
+    assert caught.value.remedy is not None and str(caught.value).count("give lines") == 1
+    assert str(caught.value).endswith(caught.value.remedy)
