@@ -199,7 +199,8 @@ impl Waker {
 /// Sleeps until a request that is to be noticed by one of these wakers is done, or one of `others` can be read, but no
 /// longer than `timeout`. What was done since the last call ends it at once.
 pub(super) fn wait(wakers: &[Arc<Waker>], others: &[BorrowedFd<'_>], timeout: Duration) {
-    let answer = || wakers.iter().fold(false, |has_some, waker| waker.answer() || has_some);
+    // Each of them answers, whatever the others have.
+    let answer = || wakers.iter().filter(|waker| waker.answer()).count() > 0;
     if answer() {
         return;
     }

@@ -43,7 +43,8 @@ impl Unordered {
     #[cfg(test)]
     pub(crate) fn bring_up(&self, port: u8) {
         let mut state = lock(&self.world.state);
-        (state.ports.cut.remove(&port), state.ports.down.remove(&port));
+        state.ports.cut.remove(&port);
+        state.ports.down.remove(&port);
     }
 
     /// The ports that queue pairs go through.
