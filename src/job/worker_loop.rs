@@ -24,9 +24,10 @@ pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
 /// The time between two attempts.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 
-/// Most refusals of access at one clock after which a worker connects again: a server that ends refuses, and so does
-/// one whose memory is not what this worker takes it for, which it would ask for ever.
-const REFUSALS_MAX: u32 = 3;
+/// Most refused or failed requests at one clock after which a worker connects again: a server that ends refuses, and so
+/// does one whose memory is not what this worker takes it for, which it would ask for ever. A device that fails a
+/// request may have lost its link, and may fail the same request for ever.
+const FAILURES_MAX: u32 = 3;
 
 /// The longest time for which a worker that has finished does not look after its connections.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -146,22 +147,22 @@ struct ServerLoss {
     /// Servers that are lost may come back.
     reconnect: bool,
     error: Option<Error>,
-    /// The clock at which the worker connected last, and the refusals of access since it came there.
+    /// The clock at which the worker connected last, and the requests that were refused or failed since it came there.
     clock: Clock,
-    refusals: u32,
+    failures: u32,
 }
 
 impl ServerLoss {
     fn new(reconnect: bool, clock: Clock) -> ServerLoss {
-        ServerLoss { reconnect, error: None, clock, refusals: 0 }
+        ServerLoss { reconnect, error: None, clock, failures: 0 }
     }
 
     /// Keeps the loss of a server that may come back: the result is `None` then. Any other error is passed on.
     fn keep<R>(&mut self, result: Result<R, Error>) -> Result<Option<R>, Error> {
         match result {
             Err(error) if self.reconnect && error.is_loss() => {
-                self.refusals += u32::from(error.is_refused_access());
-                if self.refusals > REFUSALS_MAX {
+                self.failures += u32::from(error.is_failed_request());
+                if self.failures > FAILURES_MAX {
                     return Err(error);
                 }
                 self.error = Some(error);
@@ -175,7 +176,7 @@ impl ServerLoss {
     fn recovered(&mut self, clock: Clock) {
         self.error = None;
         if clock > self.clock {
-            (self.clock, self.refusals) = (clock, 0);
+            (self.clock, self.failures) = (clock, 0);
         }
     }
 }
@@ -392,6 +393,10 @@ mod tests {
         assert!(waits.error.as_ref().is_some_and(Error::is_loss));
         let replaced = Error::Pull { shard: 0, source: PullError::Epoch { expected: 1, found: 2 } };
         assert!(replaced.is_retryable() && matches!(waits.keep(Err::<u8, _>(replaced)), Ok(None)));
+        // As soft-RoCE does where its link goes down.
+        let failed = CompletionError::Device { status: 2, vendor_error: 0 };
+        let failed = Error::Pull { shard: 0, source: PullError::Completion(failed) };
+        assert!(failed.is_retryable() && matches!(waits.keep(Err::<u8, _>(failed)), Ok(None)));
         let other = Error::InFlight { what: "gradient" };
         assert!(waits.keep(Err::<u8, _>(other)).is_err(), "it is no loss");
         let mut ends = ServerLoss::new(false, Clock::new(0));
@@ -409,7 +414,7 @@ mod tests {
             assert!(matches!(refuse(&mut loss), Ok(None)), "servers may end at any clock");
             loss.recovered(Clock::new(clock));
         }
-        for _ in 0..REFUSALS_MAX {
+        for _ in 0..FAILURES_MAX {
             assert!(matches!(refuse(&mut loss), Ok(None)));
             loss.recovered(Clock::new(9));
         }

@@ -389,9 +389,11 @@ impl Error {
     /// again may help.
     ///
     /// So is one that refused access to its memory: the connection is over, and the memory of a process that ends is
-    /// taken from its RDMA device before its connections are. A server that is there and refuses does so again.
+    /// taken from its RDMA device before its connections are. A server that is there and refuses does so again. So is
+    /// one to which this host's device failed a request: soft-RoCE does as soon as its link goes down, and a request
+    /// that is wrong fails again.
     pub fn is_loss(&self) -> bool {
-        self.is_refused_access()
+        self.is_failed_request()
             || matches!(
                 self,
                 Error::ServerLost { .. }
@@ -401,14 +403,15 @@ impl Error {
             )
     }
 
-    /// True if the server refused access to its memory.
-    pub(crate) fn is_refused_access(&self) -> bool {
-        const REFUSED: CompletionError = CompletionError::RemoteAccess;
-        matches!(
-            self,
-            Error::Pull { source: PullError::Completion(REFUSED), .. }
-                | Error::Publish { source: PublishError::Completion(REFUSED), .. }
-        )
+    /// True if the server refused access to its memory, or this host's device failed a request.
+    pub(crate) fn is_failed_request(&self) -> bool {
+        match self {
+            Error::Pull { source: PullError::Completion(error), .. }
+            | Error::Publish { source: PublishError::Completion(error), .. } => {
+                matches!(error, CompletionError::RemoteAccess | CompletionError::Device { .. })
+            }
+            _ => false,
+        }
     }
 
     /// True if the peer refused for a reason that passes by itself.

@@ -88,7 +88,7 @@ mod tests {
         let refused = (0..64).find_map(|seed| {
             let error = lose(&Unordered::new(seed, false), 500 + seed);
             assert!(error.is_loss() && error.is_retryable(), "seed {seed}: {error}");
-            error.is_refused_access().then_some(error)
+            error.is_failed_request().then_some(error)
         });
         let told = refused.expect("no refused request was the last of its batch").to_string();
         assert!(told.contains("the target refused access"), "{told}");

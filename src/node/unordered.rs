@@ -367,6 +367,42 @@ mod tests {
         });
     }
 
+    /// Of the gradient whose fate its worker does not know the servers say whether it counts, by the clock that they
+    /// tell: each version holds all before that once.
+    #[test]
+    fn a_worker_that_lost_its_first_rail_goes_on_over_the_one_that_is_left() {
+        for seed in 0..4 {
+            let device = Unordered::new(seed, false);
+            let verbs = device.verbs_over(2, 64, None);
+            let scheme = SchemeConfig::Ssp { staleness: 0 };
+            let mut server = server(&verbs, scheme, Idle::Poll);
+            let (addresses, is_over, device) = (&[server.address()], &AtomicBool::new(false), &device);
+            std::thread::scope(|scope| {
+                scope.spawn(move || serve(&mut server, device, is_over));
+                let _stop = Stop(is_over);
+                let options = WorkerOptions::new(scheme);
+                let mut worker = Worker::connect(verbs, addresses, options, PATIENCE).unwrap();
+                let (is_down, mut lost) = (&AtomicBool::new(false), 0);
+                while worker.clock().get() < ROUNDS {
+                    let round = worker.clock().get();
+                    if round == ROUNDS / 2 && !is_down.swap(true, Ordering::Relaxed) {
+                        // At whichever moment of the rounds that follow.
+                        scope.spawn(|| device.take_down(1));
+                    }
+                    if let Err(error) = work(&mut worker, round) {
+                        assert!(error.is_loss(), "{error}, seed {seed}");
+                        worker.reconnect(addresses, PATIENCE).unwrap();
+                        lost += 1;
+                    }
+                }
+                assert_eq!(lost, 1, "seed {seed}");
+                device.bring_up(1);
+                worker.reconnect(addresses, PATIENCE).unwrap();
+                (ROUNDS..2 * ROUNDS).for_each(|round| work(&mut worker, round).unwrap());
+            });
+        }
+    }
+
     /// Lets calls that undo something go on when it is dropped.
     struct EndOfHold<'a>(&'a Unordered);
 

@@ -1,15 +1,17 @@
 //! A rail whose network goes down: a connection, and a job, go on over the other.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use slackline::internals::transport::{CompletionError, Endpoint, WorkCompletion, WorkRequest};
 use slackline::{
-    ElementType, Server, ServerOptions, Table, Transport, Worker, WorkerOptions, scheme::SchemeConfig,
+    ElementType, Error, Server, ServerOptions, Table, Transport, Verbs, Worker, WorkerOptions,
+    scheme::SchemeConfig,
 };
 
-use super::rails::{Ends, STRIPED, sent_by_second};
+use super::rails::{Ends, STRIPED, sent_by};
 use crate::transport::fixture::{
     Fixture, bytes_of, completion, noise, post, wait_for, wait_until_gone, write,
 };
@@ -68,12 +70,12 @@ fn a_rail_whose_network_goes_down_is_lost_until_the_next_connection() {
     }
     assert_eq!(ends.transport.rails_lost(), 2, "each side counts it");
     link.set("up");
-    let before = sent_by_second();
+    let before = sent_by(1);
     assert_eq!(round(&mut ends, 20).result, Ok(()));
-    assert_eq!(sent_by_second(), before, "a lost rail stays lost");
+    assert_eq!(sent_by(1), before, "a lost rail stays lost");
     let mut ends = Ends::new(STRIPED);
     assert_eq!(round(&mut ends, 1).result, Ok(()));
-    assert!(sent_by_second() > before, "the next connection is over both");
+    assert!(sent_by(1) > before, "the next connection is over both");
 }
 
 #[test]
@@ -88,53 +90,131 @@ fn a_first_rail_whose_network_goes_down_ends_the_connection_in_time() {
     assert_eq!(ends.transport.rails_lost(), 0);
 }
 
+/// Packets that each device sends for a round of a new connection over this transport.
+fn sent_for_a_round(transport: &Verbs) -> [u64; 2] {
+    let mut ends = Ends::over(transport.clone(), transport, STRIPED);
+    let before = [0, 1].map(sent_by);
+    assert_eq!(round(&mut ends, 1).result, Ok(()));
+    [0, 1].map(|rail| sent_by(rail) - before[rail])
+}
+
+/// Waits until new connections over this transport are over both rails.
+fn wait_for_both(transport: &Verbs) {
+    wait_for("both rails", || sent_for_a_round(transport).iter().all(|sent| *sent > 0).then_some(()));
+}
+
 #[test]
-fn a_job_goes_on_when_a_rail_goes_down_and_tears_and_loses_nothing() {
-    const WORKERS: usize = 2;
-    const CLOCKS: u64 = 60;
+fn a_process_that_starts_while_a_rail_is_down_uses_it_once_it_is_up() {
+    for rail in [0, 1] {
+        let link = Link::of(rail);
+        link.set("down");
+        let transport = RailsFixture::transport();
+        let sent = sent_for_a_round(&transport);
+        assert!(sent[rail] == 0 && sent[1 - rail] > 0, "{sent:?} without rail {rail}");
+        link.set("up");
+        wait_for_both(&transport);
+        link.set("down");
+        let sent = sent_for_a_round(&transport);
+        assert!(sent[rail] == 0 && sent[1 - rail] > 0, "{sent:?} without rail {rail} again");
+        drop(link);
+        wait_for_both(&transport);
+    }
+}
+
+const WORKERS: usize = 2;
+const CLOCKS: u64 = 60;
+const STALENESS: u64 = 2;
+
+/// A clock of a worker, which adds a gradient of 1.
+fn work(worker: &mut Worker<Verbs>) -> Result<(), Error> {
+    let mut step = worker.step(TIMEOUT)?;
+    let parameters = step.parameters()?;
+    assert!(parameters.iter().all(|value| *value == parameters[0]), "a worker got a mixture");
+    step.gradient()?.fill(1.0);
+    step.publish(None, TIMEOUT)?;
+    Ok(())
+}
+
+/// Counts a worker that has ended, however it did, when it is dropped.
+struct Ended<'a>(&'a AtomicUsize);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A job in the middle of which the link of a rail goes down, and whose workers connect again where their connection is
+/// over: the number of times that each did.
+fn job_that_loses(rail: usize) -> Vec<u64> {
     const ELEMENTS: usize = 64 << 10;
-    let scheme = SchemeConfig::Ssp { staleness: 2 };
+    let scheme = SchemeConfig::Ssp { staleness: STALENESS };
     let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
     // A gradient of 1 moves a parameter by 1, also after the other worker has ended.
     let mut options = ServerOptions::new(scheme, WORKERS, 1.0);
     options.additive = true;
     options.memory.chunk_bytes = 2 * STRIPED as u64;
     let transport = RailsFixture::transport();
+    // The conversations go over loopback, which outlasts the link.
     let mut server =
-        Server::new(transport, &RailsFixture::address(), table, &[0.0; ELEMENTS], options).unwrap();
-    let (address, link, (cut, is_time)) = (server.address(), Link::of(1), mpsc::channel());
-    let (status, parameters) = std::thread::scope(|scope| {
+        Server::new(transport.clone(), &RailsFixture::address(), table, &[0.0; ELEMENTS], options).unwrap();
+    let (address, link, (cut, is_time)) = (server.address(), Link::of(rail), mpsc::channel());
+    let ended = &AtomicUsize::new(0);
+    let (parameters, status, lost, reconnects) = std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
-            assert!(server.drive(|server| server.status().left == WORKERS as u64, TIMEOUT).unwrap());
-            (server.status(), server.parameters().unwrap())
+            assert!(server.drive(|_| ended.load(Ordering::Relaxed) == WORKERS, 3 * TIMEOUT).unwrap());
+            (server.parameters().unwrap(), server.status())
         });
-        for index in 0..WORKERS {
+        let start = |index| {
             let (address, cut) = (std::slice::from_ref(&address), cut.clone());
             scope.spawn(move || {
+                let _ended = Ended(ended);
                 let transport = RailsFixture::transport();
                 let options = WorkerOptions::new(scheme);
                 let mut worker = Worker::connect(transport.clone(), address, options, TIMEOUT).unwrap();
-                for clock in 0..CLOCKS {
-                    if (index, clock) == (0, CLOCKS / 3) {
+                while worker.clock().get() < CLOCKS {
+                    if (index, worker.clock().get()) == (0, CLOCKS / 3) {
                         cut.send(()).unwrap();
                     }
-                    let mut step = worker.step(TIMEOUT).unwrap();
-                    let parameters = step.parameters().unwrap();
-                    let is_whole = parameters.iter().all(|value| *value == parameters[0]);
-                    assert!(is_whole, "worker {index} got a mixture at clock {clock}");
-                    step.gradient().unwrap().fill(1.0);
-                    step.publish(None, TIMEOUT).unwrap();
+                    if let Err(error) = work(&mut worker) {
+                        assert!(error.is_loss(), "{error}");
+                        worker.reconnect(address, TIMEOUT).unwrap();
+                    }
                 }
                 // A gradient that was not announced when its worker ends does not count.
                 worker.flush(TIMEOUT).unwrap();
-                assert_eq!(transport.rails_lost(), 1, "worker {index} goes on over one rail");
-            });
-        }
+                (worker.statistics().reconnects, transport.rails_lost())
+            })
+        };
+        let workers: Vec<_> = (0..WORKERS).map(start).collect();
         is_time.recv().unwrap();
         link.set("down");
-        serving.join().unwrap()
+        let ended: Vec<_> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+        let (parameters, status) = serving.join().unwrap();
+        let at_workers: u64 = ended.iter().map(|(_, lost)| lost).sum();
+        let reconnects: Vec<u64> = ended.into_iter().map(|(reconnects, _)| reconnects).collect();
+        let lost = [status.rails_lost, at_workers];
+        (parameters, status, lost, reconnects)
     });
-    assert_eq!((status.joined, status.rails_lost), (WORKERS as u64, WORKERS as u64), "no worker came back");
-    let expected = -((WORKERS as u64 * CLOCKS) as f32);
+    let expected = -(status.folded as f32);
     assert!(parameters.iter().all(|value| *value == expected), "{} instead of {expected}", parameters[0]);
+    // Each gradient counts once, but for those that were not folded in before the connection of their worker was over.
+    let (all, in_flight) = (WORKERS as u64 * CLOCKS, (STALENESS + 1) * reconnects.iter().sum::<u64>());
+    assert!((all - in_flight..=all).contains(&status.folded), "{status:?}");
+    let narrowed = if rail > 0 { WORKERS as u64 } else { 0 };
+    assert_eq!(lost, [narrowed; 2], "each side of a connection that is narrowed counts it");
+    drop(link);
+    wait_for_both(&transport);
+    reconnects
+}
+
+#[test]
+fn a_job_goes_on_when_a_rail_goes_down_and_tears_and_loses_nothing() {
+    assert_eq!(job_that_loses(1), [0; WORKERS], "no worker came back");
+}
+
+#[test]
+fn a_job_whose_workers_connect_again_goes_on_without_the_first_rail() {
+    let reconnects = job_that_loses(0);
+    assert!(reconnects.iter().all(|count| *count > 0), "each worker came back: {reconnects:?}");
 }

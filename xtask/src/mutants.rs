@@ -188,11 +188,18 @@ pub(crate) const RELAY_MUTANTS: &[(&str, &str, &str)] = &[(
 /// The same for RDMA, which unit tests over a scripted device must find. `unproved`: no READ proves what was written
 /// before a word that announces. `landed_attempt`: a follower counts the chunks that have landed of an earlier attempt.
 /// `announced_unseen`: the server that decides for all is told of a gradient before the others are known to have it.
+/// `rail_down_offered`: a connection is made over ports that are down.
 pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "rail_repeats_at_once",
         "transport::verbs::unordered::lost_rails::rails_that_are_lost_at_any_moment_tear_and_lose_nothing",
         "bytes of another round are in the slot",
+    ),
+    (
+        "rail_down_offered",
+        "transport::verbs::unordered::rails_left_out::\
+         a_connection_is_over_the_rails_that_are_up_on_both_sides",
+        "Unreachable",
     ),
     (
         "unproved",

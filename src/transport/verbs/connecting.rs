@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::VerbsShared;
+use super::chosen::ChosenRail;
 use super::direct::VerbsGpu;
 use super::endpoint::{FORKED, VerbsEndpoint};
-use super::gid::GidChoice;
 use super::grants::grants_of;
 use super::hello::{Hello, Note, Ports, Terms};
-use super::pairs::{Requester, Responder, connect, further};
+use super::pairs::{Requester, Responder, connect, rail_ports};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
@@ -34,8 +34,8 @@ pub struct VerbsConnecting {
 struct Handshake {
     link: Channel,
     ours: Terms,
-    /// The addresses to speak from, one for each rail.
-    from: Vec<GidChoice>,
+    /// The rails that were offered.
+    rails: Vec<ChosenRail>,
     requester: Requester,
     responder: Option<Responder>,
 }
@@ -51,29 +51,26 @@ impl VerbsConnecting {
         let at = Address::Verbs(address);
         shared.check_own("connect", &at)?;
         check_offer(&offer, &[]).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        let towards = Some(address.ip());
-        let from = shared.rails.iter().map(|rail| rail.gid_towards(towards, &at));
-        let from: Vec<_> = from.collect::<Result<_, _>>()?;
-        let rails = from.len();
+        let towards = (0..shared.rails.len()).map(|index| (index, Some(address.ip())));
+        let rails = shared.usable_rails(towards, &at)?;
+        let indexes: Vec<usize> = rails.iter().map(|rail| rail.index).collect();
         let granted = grants_of(&offer, &[], None);
-        let made = Requester::new(shared, rails, true)
-            .and_then(|requester| Ok((requester, Responder::new(shared, rails, granted, None)?)));
+        // Which of them the peer can use, and so which one leads, is not known yet.
+        let made = Requester::new(shared, &indexes, rails.len(), true).and_then(|requester| {
+            Ok((requester, Responder::new(shared, &indexes, rails.len(), granted, None)?))
+        });
         let (requester, responder) = made.map_err(|error| device_failed(&at, error))?;
-        let addresses = shared.port_addresses(&from);
+        let addresses = indexes.into_iter().zip(shared.port_addresses(&rails));
         let ports = Ports {
-            address: addresses[0],
-            requester: Some(requester.pairs()),
-            responder: responder.as_ref().map(Responder::pairs),
-            further: further(&addresses, Some(&requester), responder.as_ref()),
+            rails: rail_ports(addresses, Some(&requester), responder.as_ref()),
             receives: responder.as_ref().map_or(0, Responder::receives),
-            sentinel: None,
         };
         let ours = Terms { grants: responder.as_ref().map_or_else(Vec::new, Responder::grants), blob: ports };
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
         let failed = |error| ConnectError::from_channel(Address::Verbs(address), error);
         let mut link = Channel::connect(address, &shared.terms()).map_err(failed)?;
         link.send(&said).map_err(failed)?;
-        let state = Some(Handshake { link, ours, from, requester, responder });
+        let state = Some(Handshake { link, ours, rails, requester, responder });
         let (shared, guard) = (Arc::clone(shared), ForkGuard::new());
         Ok(VerbsConnecting { shared, gpu, address, doorbell, state, guard })
     }
@@ -89,30 +86,32 @@ impl VerbsConnecting {
             (Hello::Refuse(refusal), _) => return Err(ConnectError::refused(at, refusal)),
             _ => return Err(protocol(&at, &WireError::Rule("it answered out of turn"))),
         };
-        let Some(Handshake { mut link, ours, from, mut requester, mut responder }) = self.state.take() else {
+        let Some(Handshake { mut link, mut ours, mut rails, mut requester, mut responder }) =
+            self.state.take()
+        else {
             return Ok(None);
         };
-        if theirs.blob.further.len() > ours.blob.further.len() {
+        if !theirs.blob.indexes().all(|index| ours.blob.has(index)) {
             return Err(protocol(&at, &WireError::Rule("it answers on rails that it was not offered")));
         }
-        // Those that the other side has not are not used.
+        // Those that the other side cannot use are not used.
+        rails.retain(|rail| theirs.blob.has(rail.index));
+        ours.keep_rails(|index| theirs.blob.has(index));
         requester.keep_served(&theirs.blob);
-        if let Some(responder) = &mut responder {
-            responder.further.truncate(theirs.blob.further.len());
-        }
-        let granted_reads = ours.blob.responder.map(|responder| responder.reads.is_some());
-        let takes_reads = theirs.blob.requester.map(|requester| requester.reads.is_some());
-        if granted_reads.is_some() && granted_reads != takes_reads {
+        responder.iter_mut().for_each(|responder| responder.keep_used(&theirs.blob));
+        let granted_reads = ours.blob.serves_reads();
+        if granted_reads.is_some() && granted_reads != theirs.blob.posts_reads() {
             return Err(protocol(&at, &WireError::Rule("it takes grants and has nothing to use them by")));
         }
-        let paths = self.shared.paths(&from, &ours, &theirs).map_err(|reason| no_path(&at, reason))?;
+        let addresses = ours.port_addresses();
+        let paths = self.shared.paths(&rails, addresses, &theirs).map_err(|reason| no_path(&at, reason))?;
         connect(&paths, Some(&requester), responder.as_mut(), &theirs.blob)
             .map_err(|error| device_failed(&at, error))?;
         let sentinel = responder.as_ref().and_then(Responder::sentinel);
         link.send(&Hello::Note(Note::Ready(sentinel)).encode(&[]))
             .map_err(|error| ConnectError::from_channel(at, error))?;
         let received = theirs.received(message);
-        let requester = theirs.blob.responder.is_some().then_some(requester);
+        let requester = theirs.blob.serves_reads().is_some().then_some(requester);
         let shared = Arc::clone(&self.shared);
         let mut endpoint = VerbsEndpoint::new(shared, link, requester, responder, theirs, true);
         self.gpu.iter().for_each(|gpu| endpoint.use_gpu(gpu));

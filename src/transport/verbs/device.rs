@@ -388,14 +388,23 @@ impl Device {
         sysfs(&self.name)
     }
 
-    /// Asks a port for its state, its addresses and its tables.
-    pub(super) fn port(&self, number: u8) -> Result<Port, OpenError> {
+    /// Asks a port for what it says of itself.
+    fn port_attributes(&self, number: u8) -> io::Result<sys::ibv_port_attr> {
         let mut attributes = sys::ibv_port_attr::default();
         // SAFETY: the context is open, and `attributes` has the size that the call is told.
         let errno = unsafe { self.library.query_port(self.context(), number, &mut attributes) };
-        if errno != 0 {
-            return Err(self.failed("ask for the state of a port", io::Error::from_raw_os_error(errno)));
-        }
+        if errno == 0 { Ok(attributes) } else { Err(io::Error::from_raw_os_error(errno)) }
+    }
+
+    /// Asks whether a port carries data.
+    pub(super) fn is_port_active(&self, number: u8) -> io::Result<bool> {
+        Ok(self.port_attributes(number)?.state == sys::IBV_PORT_ACTIVE)
+    }
+
+    /// Asks a port for its state, its addresses and its tables.
+    pub(super) fn port(&self, number: u8) -> Result<Port, OpenError> {
+        let attributes = self.port_attributes(number);
+        let attributes = attributes.map_err(|error| self.failed("ask for the state of a port", error))?;
         // SAFETY: the library answers any number with a static C string.
         let state = unsafe { CStr::from_ptr((self.library.port_state_str)(attributes.state)) };
         Ok(Port {

@@ -101,9 +101,9 @@ pub struct VerbsEndpoint {
     theirs: Terms,
     /// What this side sleeps at until the peer wakes it.
     doorbell: Option<Arc<Doorbell>>,
-    /// The number of rails that both sides have.
-    rails: usize,
-    /// Those that this side has given up, a bit for each.
+    /// The rails of the connection, by their indexes in the transport. The first one leads.
+    rails: Vec<usize>,
+    /// Those of them that this side has given up, a bit for each.
     given_up: u8,
     /// Those of which the peer has said the same.
     given_up_there: u8,
@@ -132,23 +132,23 @@ impl VerbsEndpoint {
     ) -> VerbsEndpoint {
         let (depth, link) = (shared.queue_depth, HandshakeChannel::new(link, &shared.hearing));
         let (mut data, heartbeat) = requester
-            .map(|Requester { data, heartbeat, reads, further }| {
-                (Rails::new(data, reads, further, &theirs, depth), heartbeat)
+            .map(|mut requester| {
+                let heartbeat = requester.take_heartbeat();
+                (Rails::new(requester.rails, &theirs, depth), heartbeat)
             })
             .unzip();
         if let Some(data) = &mut data {
             data.add_receives(theirs.blob.receives, theirs.blob.receives);
         }
-        let rails = shared.rails.len().min(theirs.port_addresses().count());
         VerbsEndpoint {
-            rails,
+            rails: theirs.blob.indexes().collect(),
             given_up: 0,
             given_up_there: 0,
             shared,
             link: Some(link),
             data,
             staged: None,
-            heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat, is_ready))),
+            heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat.flatten(), is_ready))),
             responder,
             theirs,
             doorbell: None,
@@ -280,20 +280,23 @@ impl VerbsEndpoint {
 
     /// Whether the peer may say now that it has lost this rail.
     fn may_lose(&self, rail: u8) -> bool {
-        (1..self.rails).contains(&rail.into()) && self.given_up_there & 1 << rail == 0
+        (1..self.rails.len()).contains(&rail.into()) && self.given_up_there & 1 << rail == 0
     }
 
-    /// The rails whose devices matter no more, a bit for each: those that are given up, and by the peer as well where
-    /// requests are still to be repeated.
-    fn left_behind(&self) -> u8 {
+    /// Whether one of these devices, a bit for each rail of the transport, matters to the connection: those of rails
+    /// that are given up do not, and where requests are still to be repeated, those that the peer has given up as well.
+    fn needs_any(&self, devices: u8) -> bool {
         let is_repeating = self.data.as_ref().is_some_and(Rails::is_repeating);
-        if is_repeating { self.given_up & self.given_up_there } else { self.given_up }
+        let left_behind = if is_repeating { self.given_up & self.given_up_there } else { self.given_up };
+        let needs =
+            |(rail, index): (usize, &usize)| devices & 1 << index != 0 && left_behind & 1 << rail == 0;
+        self.rails.iter().enumerate().any(needs)
     }
 
     /// Gives up rails, a bit for each: the connection goes on over the others, unless that fails. False if it is over.
     #[cold]
     fn lose_rails(&mut self, lost: u8) -> bool {
-        for rail in 1..self.rails {
+        for rail in 1..self.rails.len() {
             if lost & !self.given_up & 1 << rail == 0 || self.over.is_some() {
                 continue;
             }
@@ -303,9 +306,9 @@ impl VerbsEndpoint {
             let is_closed = self.data.as_mut().is_none_or(|data| data.lose_rail(rail));
             // A driver may say that it has destroyed the queue pairs of a device that is gone without having asked the
             // device, so that it is not known what still comes from it.
-            let device = &self.shared.rails[rail].device;
-            device.take_events();
-            if device.is_gone() {
+            let at = &self.shared.rails[self.rails[rail]];
+            at.device.take_events();
+            if at.device.is_gone() {
                 self.fail(NO_DEVICE);
                 continue;
             }
@@ -314,7 +317,8 @@ impl VerbsEndpoint {
                 continue;
             }
             self.shared.rails_lost.fetch_add(1, Ordering::Relaxed);
-            let (at, left) = (&self.shared.rails[rail], self.rails - self.given_up.count_ones() as usize);
+            let at = &self.shared.rails[self.rails[rail]];
+            let left = self.rails.len() - self.given_up.count_ones() as usize;
             let (device, port) = (at.info.name.as_str(), at.port.number);
             tracing::warn!(
                 device,
@@ -349,7 +353,8 @@ impl VerbsEndpoint {
     /// now and then: that is a system call, where on an adapter it would be a command to its firmware for each pair.
     fn queue_pair_error(&mut self) -> Option<QueuePairError> {
         let told = self.lose_failed(Responder::take_broken);
-        if told.is_some() || !self.shared.first().info.is_soft_roce || self.looked.elapsed() < LOOK_EVERY {
+        let lead = &self.shared.rails[self.rails[0]];
+        if told.is_some() || !lead.info.is_soft_roce || self.looked.elapsed() < LOOK_EVERY {
             return told;
         }
         self.looked = Instant::now();
@@ -503,7 +508,7 @@ impl Endpoint for VerbsEndpoint {
         }
         if self.over.is_none() {
             let gone = self.shared.look();
-            if gone & !self.left_behind() & !(u8::MAX << self.rails) != 0 {
+            if gone != 0 && self.needs_any(gone) {
                 self.fail(NO_DEVICE);
             } else {
                 match self.queue_pair_error() {

@@ -60,10 +60,8 @@ impl GrantedMemory {
     }
 }
 
-/// Memory that one peer was granted, and its key on the first rail.
+/// Memory that one peer was granted.
 pub(super) struct Granted {
-    /// Dropped first.
-    pub(super) key: GrantKey,
     pub(super) memory: GrantedMemory,
     /// The rights that the device gives the peer.
     pub(super) access: Access,
@@ -125,6 +123,12 @@ impl Granting {
         })
     }
 
+    /// The rights that the device of this rail gives the peer. All atomics of an owner's peers go through its first
+    /// device: two devices are not atomic among each other.
+    fn access_on(&self, rail: usize) -> Access {
+        if rail == 0 { self.access } else { self.access.difference(Access::REMOTE_ATOMIC) }
+    }
+
     /// The key on this rail. `domain` is the peer's own there.
     pub(super) fn key(
         &self,
@@ -158,7 +162,7 @@ impl Granting {
         // Peers name bytes by their offset in the region: no address of this process ever travels.
         let first = slice.offset() as u64;
         let (memory, part) = (slice.region().memory(), slice.offset()..slice.offset() + slice.len());
-        Ok(GrantKey::OfPeer(Registered::of_host(domain, memory, part, first, self.access)?))
+        Ok(GrantKey::OfPeer(Registered::of_host(domain, memory, part, first, self.access_on(rail))?))
     }
 
     #[cfg(feature = "cuda")]
@@ -175,7 +179,7 @@ impl Granting {
                 // The peer may read what it has written, and the first word in any case: by that it proves that what it
                 // wrote is there. Memory of this library's own is longer than a word.
                 let (access, bytes) =
-                    (self.access | Access::REMOTE_READ, memory.bytes().max(size_of::<u64>()));
+                    (self.access_on(rail) | Access::REMOTE_READ, memory.bytes().max(size_of::<u64>()));
                 Ok(GrantKey::OfPeer(export.register(domain, bytes, 0, access)?))
             }
             (Some(registrations), None) => {

@@ -15,13 +15,13 @@ pub(super) struct Pair {
     pub(super) first_packet: u32,
 }
 
-/// The queue pairs of one direction.
+/// The queue pairs of one direction on one rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pairs {
     /// For requests.
     pub(super) data: Pair,
-    /// For heartbeats.
-    pub(super) heartbeat: Pair,
+    /// For heartbeats, on a rail that may lead: each of an offer, the first of an answer.
+    pub(super) heartbeat: Option<Pair>,
     /// For READs of what may only be read.
     pub(super) reads: Option<Pair>,
 }
@@ -45,51 +45,39 @@ pub(super) struct PortAddress {
     pub(super) reads_posted: u8,
 }
 
-/// A rail after the first: what of it differs from the first one.
+/// One rail of a side, and its queue pairs there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Further {
-    pub(super) address: PortAddress,
-    /// The pairs that it posts on, if it does.
-    pub(super) requester: Option<FurtherRequester>,
-    pub(super) responder: Option<FurtherResponder>,
-}
-
-/// The queue pairs that a side posts on over a rail after the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FurtherRequester {
-    pub(super) data: Pair,
-    /// For READs of what may only be read.
-    pub(super) reads: Option<Pair>,
-}
-
-/// The queue pairs by which a rail after the first serves the other side, and its keys.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FurtherResponder {
-    pub(super) data: Pair,
-    /// For READs of what may only be read.
-    pub(super) reads: Option<Pair>,
-    /// The key of each grant on this rail.
-    pub(super) keys: Vec<u32>,
-    /// The key of its sentinel, a word at offset 0 which is read to learn that what was written before has arrived.
-    pub(super) sentinel: u32,
-}
-
-/// The rails of one side, and its queue pairs on them.
-///
-/// Each grant that comes along is named by its index and, in the lower half, the key of the first rail's device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ports {
+pub(super) struct RailPorts {
+    /// The index of its device among those that the process names: rails of one index belong together.
+    pub(super) index: u8,
     pub(super) address: PortAddress,
     /// Pairs that it posts on: always in an offer; in an answer if the connector granted something.
     pub(super) requester: Option<Pairs>,
     /// Pairs that serve the other side, if it grants anything.
-    pub(super) responder: Option<Pairs>,
-    /// The other rails; in an answer those that both sides have.
-    pub(super) further: Vec<Further>,
+    pub(super) responder: Option<ServingPairs>,
+}
+
+/// The queue pairs by which a rail serves the other side, and its keys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ServingPairs {
+    pub(super) pairs: Pairs,
+    /// The key of each grant on this rail.
+    pub(super) keys: Vec<u32>,
+    /// The key of its sentinel, a word at offset 0 which is read to learn that what was written before has arrived. On
+    /// the rail that leads it is there if the device may apply writes in any order, which an offer does not know yet.
+    pub(super) sentinel: Option<u32>,
+}
+
+/// The rails of one side, and its queue pairs on them.
+///
+/// Each grant that comes along is named by its index and, in the lower half, its key on the first of these rails.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ports {
+    /// In the order of their indexes: in an offer those that can be used now, in an answer those of them that both
+    /// sides can use. The first of an answer leads.
+    pub(super) rails: Vec<RailPorts>,
     /// Requests with immediate data that it can take before it says more: 0 if no owner sleeps there.
     pub(super) receives: u16,
-    /// The key of its sentinel, if its device may apply writes in any order; in an offer it is not known yet.
-    pub(super) sentinel: Option<u32>,
 }
 
 /// The messages besides an offer and its answer.
@@ -102,8 +90,9 @@ pub(crate) enum Note {
     AccessViolation,
     /// This side can take so many requests with immediate data more.
     Receives(u16),
-    /// This side has lost this rail, counted from the first, which is 0 and is never lost: its queue pairs there, and
-    /// the keys of what only this peer was granted, are destroyed. The other side does the same, and says so.
+    /// This side has lost this rail of the connection, counted from the one that leads, which is 0 and is never lost:
+    /// its queue pairs there, and the keys of what only this peer was granted, are destroyed. The other side does the
+    /// same, and says so.
     RailLost(u8),
     /// The other side, which said that it sleeps, is to wake up.
     Wake,
@@ -128,58 +117,100 @@ impl Pair {
     }
 }
 
-impl Further {
-    /// Whether it fits what is said of the first rail.
-    fn check(&self, first: &Ports, grants: &[Grant]) -> Result<(), &'static str> {
-        self.address.check()?;
-        let responder = self.responder.as_ref();
-        let posts = self.requester.map(|requester| (requester.data, requester.reads));
-        let serves = responder.map(|responder| (responder.data, responder.reads));
-        for (data, reads) in posts.into_iter().chain(serves) {
-            data.check()?;
-            reads.map_or(Ok(()), |reads| reads.check())?;
-        }
-        let reads = |pairs: Option<Pairs>| pairs.map(|pairs| pairs.reads.is_some());
-        let is_alike = posts.map(|(_, reads)| reads.is_some()) == reads(first.requester)
-            && serves.map(|(_, reads)| reads.is_some()) == reads(first.responder)
-            && responder.is_none_or(|responder| responder.keys.len() == grants.len());
-        check(is_alike, "one of its rails does what the others do not")?;
+impl Pairs {
+    fn check(&self, may_lead: bool) -> Result<(), &'static str> {
+        self.data.check()?;
+        self.heartbeat.map_or(Ok(()), |heartbeat| heartbeat.check())?;
+        self.reads.map_or(Ok(()), |reads| reads.check())?;
         check(
-            responder.is_none() || self.address.reads_served > 0,
-            "it serves on a rail that answers no reads",
+            self.heartbeat.is_some() == may_lead,
+            "a rail that may lead has no heartbeat, or another has one",
         )
+    }
+
+    fn has_reads(pairs: Option<&Pairs>) -> Option<bool> {
+        pairs.map(|pairs| pairs.reads.is_some())
+    }
+}
+
+impl RailPorts {
+    /// Whether it fits the others of its side, and what that grants.
+    fn check(&self, all: &Ports, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
+        let (requester, responder) = (self.requester.as_ref(), self.responder.as_ref());
+        let is_first = all.rails.first().is_some_and(|first| first.index == self.index);
+        let may_lead = is_first || from == Side::Connector;
+        let serving = responder.map(|responder| &responder.pairs);
+        self.address.check()?;
+        requester.into_iter().chain(serving).try_for_each(|pairs| pairs.check(may_lead))?;
+
+        let can_read = Pairs::has_reads(requester);
+        check(from == Side::Listener || can_read == Some(true), "it offers no queue pair")?;
+        check(can_read == all.posts_reads(), "one of its rails does what the others do not")?;
+        check(grants.is_empty() == responder.is_none(), "it grants without serving, or serves nothing")?;
+        let is_read_only = grants.iter().any(|grant| grant.access.is_read_only());
+        check(
+            serving.is_none_or(|serving| serving.reads.is_some() == is_read_only),
+            "it grants only reading without a queue pair for it, or the reverse",
+        )?;
+        let Some(ServingPairs { keys, sentinel, .. }) = responder else { return Ok(()) };
+        check(keys.len() == grants.len(), "a grant has no key on one of its rails")?;
+        // The others prove by it what they carry beside the rail that leads.
+        let needs_sentinel = all.rails.len() > 1 && (from == Side::Connector || !is_first);
+        check(sentinel.is_some() || !needs_sentinel, "a rail beside another has no sentinel")?;
+        let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let is_read = sentinel.is_some() || grants.iter().any(|grant| grant.access.intersects(reads));
+        check(self.address.reads_served > 0 || !is_read, "it grants reading and answers no reads")
     }
 }
 
 impl Blob for Ports {
     fn check(&self, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
-        let can_read = self.requester.is_some_and(|requester| requester.reads.is_some());
-        check(from == Side::Listener || can_read, "it offers no queue pair")?;
-        self.address.check()?;
-        for pairs in [self.requester, self.responder].into_iter().flatten() {
-            pairs.data.check()?;
-            pairs.heartbeat.check()?;
-            pairs.reads.map_or(Ok(()), |reads| reads.check())?;
-        }
-        let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let wants_reads = grants.iter().any(|grant| grant.access.intersects(reads));
-        check(self.address.reads_served > 0 || !wants_reads, "it grants reading and answers no reads")?;
-        check(self.address.reads_served > 0 || self.sentinel.is_none(), "its sentinel cannot be read")?;
-        check(grants.is_empty() == self.responder.is_none(), "it grants without serving, or serves nothing")?;
-        let is_read_only = grants.iter().any(|grant| grant.access.is_read_only());
-        let serves_reads = self.responder.is_some_and(|responder| responder.reads.is_some());
+        let is_ordered = self.rails.windows(2).all(|two| two[0].index < two[1].index);
+        let can_be = self.rails.last().is_some_and(|last| usize::from(last.index) < MAX_RAILS);
+        check(is_ordered && can_be, "it has no rails, or more than there may be, or in another order")?;
+        self.rails.iter().try_for_each(|rail| rail.check(self, from, grants))?;
+        let names = self.names();
         check(
-            is_read_only == serves_reads,
-            "it grants only reading without a queue pair for it, or the reverse",
-        )?;
-        let is_named = |(index, grant): (usize, &Grant)| index_of(grant.key) == index;
-        check(grants.iter().enumerate().all(is_named), "a grant is not named by its index among them")?;
-        check(self.further.len() < MAX_RAILS, "it has more rails than there may be")?;
-        self.further.iter().try_for_each(|further| further.check(self, grants))
+            grants.iter().map(|grant| grant.key).eq(names),
+            "a grant is not named by its index and first key",
+        )
     }
 }
 
-/// The name of the grant of this index, whose key on the first rail is `key`: on the wire of RDMA goes the lower half.
+impl Ports {
+    /// The names of the grants by the keys of the first of these rails.
+    fn names(&self) -> impl Iterator<Item = RemoteKey> {
+        let keys = self.rails.first().and_then(|first| first.responder.as_ref());
+        keys.into_iter()
+            .flat_map(|serving| serving.keys.iter())
+            .enumerate()
+            .map(|(index, key)| name(index, *key))
+    }
+
+    /// Whether there is a rail of this index among them.
+    pub(super) fn has(&self, index: usize) -> bool {
+        self.rails.iter().any(|rail| usize::from(rail.index) == index)
+    }
+
+    /// Whether this side serves READs of what may only be read, if it serves at all.
+    pub(super) fn serves_reads(&self) -> Option<bool> {
+        let serving = self.rails.first().and_then(|first| first.responder.as_ref());
+        Pairs::has_reads(serving.map(|serving| &serving.pairs))
+    }
+
+    /// Whether it has pairs to post such READs on, if it posts at all.
+    pub(super) fn posts_reads(&self) -> Option<bool> {
+        Pairs::has_reads(self.rails.first().and_then(|first| first.requester.as_ref()))
+    }
+
+    /// The indexes of its rails.
+    pub(super) fn indexes(&self) -> impl Iterator<Item = usize> {
+        self.rails.iter().map(|rail| rail.index.into())
+    }
+}
+
+/// The name of the grant of this index, whose key on the rail that leads is `key`: on the wire of RDMA goes the lower
+/// half.
 pub(super) fn name(index: usize, key: u32) -> RemoteKey {
     RemoteKey((index as u64) << 32 | u64::from(key))
 }
@@ -190,9 +221,19 @@ pub(super) fn index_of(name: RemoteKey) -> usize {
 }
 
 impl Terms {
-    /// Returns the addresses of the rails' ports, the first one first.
+    /// Keeps those rails of an offer that the connection has: grants are named by the keys of the one that leads.
+    /// Whether its device needs a sentinel is told once the connector is ready.
+    pub(super) fn keep_rails(&mut self, is_kept: impl Fn(usize) -> bool) {
+        self.blob.rails.retain(|rail| is_kept(rail.index.into()));
+        if let Some(lead) = self.blob.rails.first_mut().and_then(|lead| lead.responder.as_mut()) {
+            lead.sentinel = None;
+        }
+        self.grants.iter_mut().zip(self.blob.names()).for_each(|(grant, name)| grant.key = name);
+    }
+
+    /// Returns the addresses of the rails' ports.
     pub(super) fn port_addresses(&self) -> impl Iterator<Item = &PortAddress> {
-        std::iter::once(&self.blob.address).chain(self.blob.further.iter().map(|further| &further.address))
+        self.blob.rails.iter().map(|rail| &rail.address)
     }
 
     /// Returns the name of each grant, and its rights.
@@ -200,9 +241,14 @@ impl Terms {
         self.grants.iter().map(|grant| (grant.key, grant.access)).collect()
     }
 
-    /// Whether this side answers READs, as one with a sentinel must.
+    /// Whether it grants atomics.
+    pub(super) fn grants_atomics(&self) -> bool {
+        self.grants.iter().any(|grant| grant.access.contains(Access::REMOTE_ATOMIC))
+    }
+
+    /// Whether the rail that leads answers READs, as one with a sentinel must.
     pub(super) fn answers_reads(&self) -> bool {
-        self.blob.address.reads_served > 0
+        self.port_addresses().next().is_some_and(|address| address.reads_served > 0)
     }
 
     /// Whether `word` is one aligned word that this side granted for writing.
@@ -221,13 +267,15 @@ impl Terms {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
     let Some(Hello::Offer(terms) | Hello::Accept(terms)) = wireup::fuzz::<Ports, Note>(bytes) else { return };
-    assert!(
-        terms.grants.is_empty() == terms.blob.responder.is_none()
-            && terms.port_addresses().count() <= MAX_RAILS
-    );
-    for (index, grant) in terms.grants.iter().enumerate() {
-        let mut responders = terms.blob.further.iter().filter_map(|further| further.responder.as_ref());
-        assert!(index_of(grant.key) == index && responders.all(|responder| responder.keys.len() > index));
+    assert!((1..=MAX_RAILS).contains(&terms.blob.rails.len()));
+    let mut kept = terms.clone();
+    kept.keep_rails(|index| terms.blob.rails.last().is_some_and(|last| usize::from(last.index) == index));
+    for terms in [terms, kept] {
+        for rail in &terms.blob.rails {
+            let keys = rail.responder.as_ref().map_or(0, |responder| responder.keys.len());
+            assert_eq!(keys, terms.grants.len());
+        }
+        assert!(terms.grants.iter().map(|grant| grant.key).eq(terms.blob.names()));
     }
 }
 
@@ -235,8 +283,9 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let pair = |number| Pair { number, first_packet: NUMBER_MAX - 2 };
-    let pairs = |number| {
-        Some(Pairs { data: pair(number), heartbeat: pair(number + 1), reads: Some(pair(number + 8)) })
+    let pairs = |number, heartbeat: Option<u32>| {
+        let (heartbeat, reads) = (heartbeat.map(pair), Some(pair(number + 8)));
+        Pairs { data: pair(number), heartbeat, reads }
     };
     let address = PortAddress {
         is_infiniband: false,
@@ -248,21 +297,30 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         reads_served: 16,
         reads_posted: 16,
     };
-    let grant = |index| Grant { key: name(index, 3), offset: 64, bytes: 4096, access: Access::REMOTE_READ };
-    let (grants, further) = (vec![grant(0), grant(1)], Vec::new());
-    let full =
-        Ports { address, requester: pairs(17), responder: pairs(19), further, receives: 64, sentinel: None };
-    let bare = Ports { responder: None, ..full.clone() };
-    let responder = FurtherResponder { data: pair(23), reads: Some(pair(33)), keys: vec![5, 6], sentinel: 7 };
-    let requester = FurtherRequester { data: pair(21), reads: Some(pair(31)) };
-    let further = Further { address, requester: Some(requester), responder: Some(responder) };
-    let striped = Ports { further: vec![further; MAX_RAILS - 1], ..full.clone() };
-    let terms = |blob: Ports| Terms { grants: grants.clone(), blob };
+    let grant = |index: u32| Grant {
+        key: name(index as usize, 3 + index),
+        offset: 64,
+        bytes: 4096,
+        access: Access::REMOTE_READ,
+    };
+    let grants = vec![grant(0), grant(1)];
+    let rail = |index: u8, leads: bool, sentinel| {
+        let heartbeat = leads.then_some(18);
+        let responder = ServingPairs { pairs: pairs(19, heartbeat), keys: vec![3, 4], sentinel };
+        let requester = Some(pairs(17, heartbeat));
+        RailPorts { index, address, requester, responder: Some(responder) }
+    };
+    let terms = |rails| Terms { grants: grants.clone(), blob: Ports { rails, receives: 64 } };
+    let bare = RailPorts { responder: None, ..rail(0, true, None) };
+    let bare = Terms { grants: Vec::new(), blob: Ports { rails: vec![bare], receives: 0 } };
+    let served = RailPorts { requester: None, ..rail(0, true, Some(9)) };
+    let all = (0..MAX_RAILS as u8).map(|index| rail(index, true, Some(7))).collect();
     vec![
-        Hello::Offer(terms(full.clone())).encode(b"hi"),
-        Hello::Offer(Terms { grants: Vec::new(), blob: bare }).encode(&[]),
-        Hello::Offer(terms(striped)).encode(&[]),
-        Hello::Accept(terms(Ports { requester: None, sentinel: Some(9), ..full })).encode(b"hello"),
+        Hello::Offer(terms(vec![rail(0, true, None)])).encode(b"hi"),
+        Hello::Offer(bare).encode(&[]),
+        Hello::Offer(terms(all)).encode(&[]),
+        Hello::Accept(terms(vec![served])).encode(b"hello"),
+        Hello::Accept(terms(vec![rail(1, true, None), rail(3, false, Some(7))])).encode(&[]),
         Hello::refuse("no room".into()).encode(&[]),
         Hello::Note(Note::Ready(None)).encode(&[]),
         Hello::Note(Note::Ready(Some(9))).encode(&[]),
@@ -294,58 +352,95 @@ mod tests {
     #[test]
     fn terms_that_cannot_be_are_refused() {
         let Terms { grants, blob: good } = terms();
-        let address = good.address;
-        let (huge, pairs) = (Pair { number: 1 << 24, first_packet: 0 }, good.requester.unwrap());
-        let bad = [
-            Ports { requester: None, ..good.clone() },
-            Ports { address: PortAddress { mtu: 1500, ..address }, ..good.clone() },
-            Ports { requester: Some(Pairs { data: huge, ..pairs }), ..good.clone() },
-            Ports { requester: Some(Pairs { heartbeat: huge, ..pairs }), ..good.clone() },
-            Ports { requester: Some(Pairs { reads: Some(huge), ..pairs }), ..good.clone() },
-            Ports { requester: Some(Pairs { reads: None, ..pairs }), ..good.clone() },
-            Ports { responder: Some(Pairs { reads: None, ..pairs }), ..good.clone() },
-            Ports { responder: None, ..good.clone() },
-            Ports { address: PortAddress { reads_served: 0, ..address }, ..good.clone() },
-        ];
-        let Ok((Hello::Offer(Terms { blob: striped, .. }), _)) = Hello::decode(&hello_samples()[2]) else {
-            panic!("an offer")
+        let offer = |rails: Vec<RailPorts>| {
+            Hello::Offer(Terms { grants: grants.clone(), blob: Ports { rails, ..good.clone() } })
         };
-        let rail = striped.further[0].clone();
-        let (requester, responder) = (rail.requester.unwrap(), rail.responder.clone().unwrap());
-        let rails = [
-            Further { requester: None, ..rail.clone() },
-            Further { requester: Some(FurtherRequester { data: huge, ..requester }), ..rail.clone() },
-            Further { requester: Some(FurtherRequester { reads: Some(huge), ..requester }), ..rail.clone() },
-            Further { requester: Some(FurtherRequester { reads: None, ..requester }), ..rail.clone() },
-            Further {
-                responder: Some(FurtherResponder { reads: None, ..responder.clone() }),
-                ..rail.clone()
-            },
-            Further { responder: None, ..rail.clone() },
-            Further { responder: Some(FurtherResponder { data: huge, ..responder.clone() }), ..rail.clone() },
-            Further { responder: Some(FurtherResponder { keys: vec![5], ..responder }), ..rail.clone() },
-            Further { address: PortAddress { mtu: 1500, ..address }, ..rail.clone() },
-            Further { address: PortAddress { reads_served: 0, ..address }, ..rail.clone() },
+        let refuse = |hello: Hello| assert!(Hello::decode(&hello.encode(&[])).is_err(), "{hello:?}");
+        let rail = &good.rails[0];
+        let (address, requester) = (rail.address, rail.requester.unwrap());
+        let serving = rail.responder.clone().unwrap();
+        let huge = Pair { number: 1 << 24, first_packet: 0 };
+        let posts = |requester: Pairs| RailPorts { requester: Some(requester), ..rail.clone() };
+        let serves = |responder: ServingPairs| RailPorts { responder: Some(responder), ..rail.clone() };
+        let serves_by = |pairs: Pairs| serves(ServingPairs { pairs, ..serving.clone() });
+        let at = |address: PortAddress| RailPorts { address, ..rail.clone() };
+        let bad = [
+            RailPorts { requester: None, ..rail.clone() },
+            posts(Pairs { data: huge, ..requester }),
+            posts(Pairs { heartbeat: Some(huge), ..requester }),
+            posts(Pairs { heartbeat: None, ..requester }),
+            posts(Pairs { reads: Some(huge), ..requester }),
+            posts(Pairs { reads: None, ..requester }),
+            RailPorts { responder: None, ..rail.clone() },
+            serves_by(Pairs { data: huge, ..serving.pairs }),
+            serves_by(Pairs { heartbeat: None, ..serving.pairs }),
+            serves_by(Pairs { reads: None, ..serving.pairs }),
+            serves(ServingPairs { keys: vec![3], ..serving.clone() }),
+            at(PortAddress { mtu: 1500, ..address }),
+            at(PortAddress { reads_served: 0, ..address }),
         ];
-        let too_many = Ports { further: vec![rail; MAX_RAILS], ..striped.clone() };
-        let rails = rails.map(|rail| Ports { further: vec![rail], ..striped.clone() });
-        for blob in bad.into_iter().chain(rails).chain([too_many]) {
-            let offer = Hello::Offer(Terms { grants: grants.clone(), blob });
-            assert!(Hello::decode(&offer.encode(&[])).is_err(), "{offer:?}");
+        let beside = RailPorts { index: 1, ..serves(ServingPairs { sentinel: Some(7), ..serving.clone() }) };
+        let first = RailPorts { index: 0, ..beside.clone() };
+        assert!(Hello::decode(&offer(vec![first.clone(), beside.clone()]).encode(&[])).is_ok());
+        for bad in bad {
+            refuse(offer(vec![first.clone(), RailPorts { index: 1, ..bad.clone() }]));
+            refuse(offer(vec![bad]));
         }
+        let unproved = RailPorts { index: 1, ..rail.clone() };
+        let past_all = RailPorts { index: MAX_RAILS as u8, ..beside.clone() };
+        for rails in [
+            Vec::new(),
+            vec![beside.clone(), first.clone()],
+            vec![first.clone(), first.clone()],
+            vec![first.clone(), past_all],
+            vec![first.clone(), unproved],
+        ] {
+            refuse(offer(rails));
+        }
+        // In an answer one rail leads, and does what the others do.
+        let follows = |pairs: Pairs| Pairs { heartbeat: None, ..pairs };
+        let beside = RailPorts {
+            requester: Some(follows(requester)),
+            responder: beside
+                .responder
+                .map(|serving| ServingPairs { pairs: follows(serving.pairs), ..serving }),
+            ..beside
+        };
+        let answer = |rails: Vec<RailPorts>| {
+            Hello::Accept(Terms { grants: grants.clone(), blob: Ports { rails, ..good.clone() } })
+        };
+        assert!(Hello::decode(&answer(vec![rail.clone(), beside.clone()]).encode(&[])).is_ok());
+        refuse(answer(vec![rail.clone(), RailPorts { requester: None, ..beside.clone() }]));
+        refuse(answer(vec![beside.clone()]));
+        refuse(answer(vec![rail.clone(), RailPorts { index: 1, ..rail.clone() }]));
         // What may only be written needs no answers to READs, but a sentinel does.
-        let unread = PortAddress { reads_served: 0, ..address };
         for (sentinel, is_good) in [(None, true), (Some(9), false)] {
             let grants = vec![Grant { access: Access::REMOTE_WRITE, ..grants[0] }];
-            let responder = Some(Pairs { reads: None, ..pairs });
-            let blob = Ports { address: unread, responder, sentinel, ..good.clone() };
-            let offer = Hello::Offer(Terms { grants, blob });
+            let pairs = Pairs { reads: None, ..serving.pairs };
+            let rail = RailPorts {
+                address: PortAddress { reads_served: 0, ..address },
+                ..serves(ServingPairs { pairs, keys: vec![3], sentinel })
+            };
+            let offer = Hello::Offer(Terms { grants, blob: Ports { rails: vec![rail], ..good.clone() } });
             assert_eq!(Hello::decode(&offer.encode(&[])).is_ok(), is_good, "{offer:?}");
         }
         for grants in [Vec::new(), vec![grants[1], grants[0]], vec![grants[0]; 2]] {
             let offer = Hello::Offer(Terms { grants, blob: good.clone() });
             assert!(Hello::decode(&offer.encode(&[])).is_err(), "{offer:?}");
         }
+    }
+
+    #[test]
+    fn grants_are_named_by_the_keys_of_the_rail_that_leads() {
+        let Ok((Hello::Offer(mut terms), _)) = Hello::decode(&hello_samples()[2]) else { panic!("an offer") };
+        for (rail, keys) in terms.blob.rails.iter_mut().zip([[3, 4], [5, 6], [7, 8], [9, 10]]) {
+            rail.responder.as_mut().unwrap().keys = keys.to_vec();
+        }
+        terms.keep_rails(|index| index > 1);
+        assert!(terms.blob.indexes().eq([2, 3]));
+        assert!(terms.grants.iter().map(|grant| grant.key).eq([name(0, 7), name(1, 8)]));
+        let sentinels = terms.blob.rails.iter().map(|rail| rail.responder.as_ref().unwrap().sentinel);
+        assert!(sentinels.eq([None, Some(7)]), "whether the one that leads is proved is not known yet");
     }
 
     #[test]

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::grants::GrantedMemory;
-use super::hello::{PortAddress, Ports, Terms};
+use super::hello::{PortAddress, Ports, RailPorts, Terms};
 use super::pairs::Responder;
-use super::waker::Waker;
+use super::waker::{Waker, wait};
 use super::{Access, VerbsEndpoint, VerbsShared, scripted, tests};
 use crate::channel::{Channel, ChannelTerms, Purpose};
 use crate::transport::{Endpoint, Transport};
@@ -23,7 +23,7 @@ fn peer(
     link: OwnedFd,
 ) -> VerbsEndpoint {
     let link = Channel::silent(TcpStream::from(link), &ChannelTerms::new(Purpose::Verbs));
-    let responder = Responder::new(shared, 1, vec![GrantedMemory::Host(page)], Some(waker)).unwrap();
+    let responder = Responder::new(shared, &[0], 1, vec![GrantedMemory::Host(page)], Some(waker)).unwrap();
     let address = PortAddress {
         is_infiniband: false,
         lid: 0,
@@ -34,9 +34,8 @@ fn peer(
         reads_served: 1,
         reads_posted: 1,
     };
-    let ports =
-        Ports { address, requester: None, responder: None, further: Vec::new(), receives: 0, sentinel: None };
-    let theirs = Terms { grants: Vec::new(), blob: ports };
+    let rails = vec![RailPorts { index: 0, address, requester: None, responder: None }];
+    let theirs = Terms { grants: Vec::new(), blob: Ports { rails, receives: 0 } };
     VerbsEndpoint::new(Arc::clone(shared), link, None, responder, theirs, true)
 }
 
@@ -68,7 +67,7 @@ fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
     calls();
     let begun = Instant::now();
     for _ in 0..LOOKS {
-        waker.wait(&[], Duration::ZERO);
+        wait(std::slice::from_ref(&waker), &[], Duration::ZERO);
         assert!(peers.iter_mut().all(|peer| peer.check().is_ok()));
     }
     let seconds = begun.elapsed().as_secs_f64().max(LOOKS as f64 * 0.02);
@@ -80,7 +79,7 @@ fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
     let ringing = scripted::pairs();
     scripted::take_posted();
     scripted::notice(ringing[2 * 7]);
-    waker.wait(&[], Duration::from_secs(60));
+    wait(std::slice::from_ref(&waker), &[], Duration::from_secs(60));
     assert!(calls() + 1 < 20);
     let posted = scripted::take_posted();
     assert_eq!(posted, [], "receives are posted again once that is worth a message");
@@ -110,7 +109,7 @@ fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
     let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
     let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
     let responder = || {
-        Responder::new(&verbs.shared, 1, vec![GrantedMemory::Host(page.whole())], Some(&waker))
+        Responder::new(&verbs.shared, &[0], 1, vec![GrantedMemory::Host(page.whole())], Some(&waker))
             .unwrap()
             .unwrap()
     };
@@ -122,13 +121,13 @@ fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
     for (index, times) in [(3, 512), (70, 256), (99, 300), (50, 128)] {
         (0..times).for_each(|_| scripted::notice(data(index)));
     }
-    waker.wait(&[], Duration::ZERO);
+    wait(std::slice::from_ref(&waker), &[], Duration::ZERO);
     assert_eq!(scripted::take_posted(), [], "no peer was told of more");
     let told: Vec<_> = (0..100).filter_map(|index| Some((index, all[index].renew_receives()?))).collect();
     assert_eq!(told, [(3, 512), (70, 256), (99, 300)]);
     let posted = scripted::take_posted();
     let count = |index: usize| {
-        let number = all[index].pairs().data.number;
+        let number = all[index].number();
         posted.iter().filter(|(of, _)| *of == number).map(|(_, count)| count).sum::<usize>()
     };
     assert_eq!([3, 70, 99, 50].map(count), [512, 256, 300, 0], "as many as it is told of");
@@ -136,13 +135,13 @@ fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
     // What is left of a pair that is gone is not taken for that of the next one with its number.
     let mut all = all;
     let last = all.pop().unwrap();
-    let number = last.pairs().data.number;
+    let number = last.number();
     let old = scripted::pairs()[first + 2 * 99];
     (0..512).for_each(|_| scripted::notice(old));
     drop(last);
     let next = responder();
-    assert_eq!(next.pairs().data.number, number);
-    waker.wait(&[], Duration::ZERO);
+    assert_eq!(next.number(), number);
+    wait(std::slice::from_ref(&waker), &[], Duration::ZERO);
     assert_eq!(next.renew_receives(), None);
 }
 
@@ -153,11 +152,12 @@ fn a_peer_that_goes_on_sending_holds_no_owner_that_wakes_up() {
     let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
     let before = scripted::pairs().len();
     let granted = || vec![GrantedMemory::Host(page.whole())];
-    let peers = [(); 2].map(|()| Responder::new(&verbs.shared, 1, granted(), Some(&waker)).unwrap().unwrap());
+    let join = || Responder::new(&verbs.shared, &[0], 1, granted(), Some(&waker)).unwrap().unwrap();
+    let peers = [(); 2].map(|()| join());
     scripted::take_armings();
     scripted::stream(10_000);
     scripted::notice(scripted::pairs()[before]);
-    waker.wait(&[], Duration::ZERO);
+    wait(std::slice::from_ref(&waker), &[], Duration::ZERO);
     let armings = scripted::take_armings();
     scripted::stream(0);
     assert!((1..=peers.len()).contains(&armings), "{armings}");
@@ -169,7 +169,7 @@ fn what_wakes_an_owner_does_so_though_a_joining_peer_takes_it_first() {
     let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
     let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
     let granted = || vec![GrantedMemory::Host(page.whole())];
-    let join = || Responder::new(&verbs.shared, 1, granted(), Some(&waker)).unwrap().unwrap();
+    let join = || Responder::new(&verbs.shared, &[0], 1, granted(), Some(&waker)).unwrap().unwrap();
     let before = scripted::pairs().len();
     let _peers = {
         let first = join();
@@ -177,6 +177,6 @@ fn what_wakes_an_owner_does_so_though_a_joining_peer_takes_it_first() {
         [first, join()]
     };
     let begun = Instant::now();
-    waker.wait(&[], Duration::from_secs(60));
+    wait(std::slice::from_ref(&waker), &[], Duration::from_secs(60));
     assert!(begun.elapsed() < Duration::from_secs(30), "it slept on");
 }

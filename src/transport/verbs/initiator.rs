@@ -140,6 +140,12 @@ impl Initiator {
         self.proof = Some(Proof { sentinel: (local, sentinel), grants });
     }
 
+    /// From now on the caller may have as many requests under way as the device's queue has room for: no write is
+    /// proved by this queue pair itself.
+    pub(super) fn leave_no_room_for_proofs(&mut self) {
+        self.depth = self.room;
+    }
+
     /// Longest data that a request carries in itself.
     pub(super) fn inline_bytes(&self) -> u32 {
         self.pair.inline_bytes

@@ -9,17 +9,17 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::VerbsShared;
+use super::chosen::{ChosenRail, check_atomics};
 use super::connecting::{device_failed, no_path};
 use super::direct::VerbsGpu;
 use super::endpoint::VerbsEndpoint;
-use super::gid::GidChoice;
 use super::grants::grants_of;
-use super::hello::{Hello, Pairs, PortAddress, Ports, Terms};
-use super::pairs::{Requester, Responder, connect, further};
+use super::hello::{Hello, PortAddress, Ports, Terms};
+use super::pairs::{Requester, Responder, connect, rail_ports};
 use super::rail::Rail;
-use super::waker::Waker;
+use super::waker::{Waker, wait};
 use crate::channel::{Channel, Secret, listen};
-use crate::mem::{ForkGuard, LocalSlice};
+use crate::mem::{Access, ForkGuard, LocalSlice};
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer};
 use crate::transport::{
@@ -33,8 +33,8 @@ pub struct VerbsListener {
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
-    /// The waker that peers ring, once the owner wants to sleep here.
-    waker: Option<Arc<Waker>>,
+    /// The wakers that peers ring, one for each rail, once the owner wants to sleep here.
+    wakers: Vec<Arc<Waker>>,
     guard: ForkGuard,
 }
 
@@ -70,7 +70,7 @@ impl VerbsListener {
             socket,
             address,
             newcomers: Newcomers::default(),
-            waker: None,
+            wakers: Vec::new(),
             guard: ForkGuard::new(),
         })
     }
@@ -105,7 +105,7 @@ impl Newcomer for Pending {
 impl VerbsListener {
     /// Wants peers that are let in from now on to wake no thread.
     pub(in crate::transport) fn end_notices(&mut self) {
-        self.waker = None;
+        self.wakers.clear();
     }
 
     pub(in crate::transport) fn socket(&self) -> BorrowedFd<'_> {
@@ -117,14 +117,14 @@ impl VerbsListener {
         if self.guard.is_inherited() {
             // Nothing is to be heard here any more.
             std::thread::sleep(timeout);
-        } else if let Some(waker) = &self.waker {
+        } else if !self.wakers.is_empty() {
             // Of a socket that cannot be accepted from there is nothing to be heard but that.
             let cannot_accept = self.newcomers.cannot_accept();
             let is_short = cannot_accept || self.newcomers.iter().len() > 0;
             let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
             let mut sources: SmallVec<[BorrowedFd<'_>; 4]> = SmallVec::from_slice(others);
             sources.extend((!cannot_accept).then_some(self.socket.as_fd()));
-            waker.wait(&sources, timeout);
+            wait(&self.wakers, &sources, timeout);
         }
     }
 }
@@ -139,21 +139,24 @@ impl Listener for VerbsListener {
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         self.shared.check_own("be notified", &self.address)?;
-        if self.waker.is_none() {
-            let Rail { device, info, .. } = self.shared.first();
-            let waker = Waker::new(device, info.limits.completions).map_err(|source| ConnectError::System {
+        if self.wakers.is_empty() {
+            let of_rail = |rail: &Rail| Waker::new(&rail.device, rail.info.limits.completions);
+            let wakers = self.shared.rails.iter().map(of_rail).collect::<io::Result<_>>();
+            self.wakers = wakers.map_err(|source| ConnectError::System {
                 operation: "be notified",
                 address: self.address.clone(),
                 source,
                 remedy: "raise the limit on open files (ulimit -n), see the kernel's log (dmesg), or poll",
             })?;
-            self.waker = Some(waker);
         }
         Ok(true)
     }
 
     fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
-        self.waker.take()?;
+        if self.wakers.is_empty() {
+            return None;
+        }
+        self.wakers.clear();
         ArrivalWatch::new(Doorbell::new(&self.address).ok()?, [self.socket()])
     }
 
@@ -168,7 +171,21 @@ impl Listener for VerbsListener {
         self.shared.look();
         let terms = self.shared.terms();
         self.newcomers.admit(&self.address, now, || Ok(accept(&self.socket, &terms)?.map(Pending)));
-        let (Pending(link), (theirs, message)) = self.newcomers.next(&self.address, now)?;
+        let (Pending(link), (mut theirs, message)) = self.newcomers.next(&self.address, now)?;
+        // The way of the packets, which need not be that of the handshake.
+        let peer = |theirs: &PortAddress| match theirs.is_infiniband {
+            true => link.peer_address().ok().map(|address| address.ip()),
+            false => Some(std::net::Ipv6Addr::from(theirs.gid).to_canonical()),
+        };
+        let towards = theirs.blob.indexes().zip(theirs.port_addresses().map(peer));
+        let (rails, made) = match self.shared.usable_rails(towards, &self.address) {
+            Ok(rails) => (rails, None),
+            Err(error) => (Vec::new(), Some(Err(error))),
+        };
+        let lead = rails.first().map(|rail| rail.index);
+        if lead.is_some() {
+            theirs.keep_rails(|index| rails.iter().any(|rail| rail.index == index));
+        }
         Some(VerbsIncoming {
             shared: Arc::clone(&self.shared),
             gpu: self.gpu.clone(),
@@ -176,9 +193,10 @@ impl Listener for VerbsListener {
             link,
             received: theirs.received(message),
             theirs,
+            rails,
             address: self.address.clone(),
-            waker: self.waker.clone(),
-            made: None,
+            waker: lead.and_then(|lead| self.wakers.get(lead)).cloned(),
+            made,
         })
     }
 }
@@ -201,9 +219,12 @@ pub struct VerbsIncoming {
     link: Channel,
     received: Received,
     theirs: Terms,
+    /// The rails that both sides can use. The peer's terms are of these.
+    rails: Vec<ChosenRail>,
     address: Address,
+    /// That of the rail that leads, if the owner wants to sleep.
     waker: Option<Arc<Waker>>,
-    /// This side of the connection, once it was made.
+    /// This side of the connection, once it was made, or was found to be impossible.
     made: Option<Result<Made, ConnectError>>,
 }
 
@@ -218,6 +239,7 @@ fn refusal(error: &ConnectError) -> Refusal {
             io::ErrorKind::TimedOut
             | io::ErrorKind::HostUnreachable
             | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown
             | io::ErrorKind::AddrNotAvailable => {
                 let reason =
                     format!("the listener's RDMA device finds no way here ({source}); look at its log");
@@ -242,38 +264,30 @@ impl VerbsIncoming {
     fn make(&self, offer: &Offer) -> Result<Made, ConnectError> {
         self.check(offer)?;
         let at = &self.address;
-        // The way of the packets, which need not be that of the handshake.
-        let peer = |theirs: &PortAddress| match theirs.is_infiniband {
-            true => self.link.peer_address().ok().map(|address| address.ip()),
-            false => Some(std::net::Ipv6Addr::from(theirs.gid).to_canonical()),
-        };
-        // As many rails as both have.
-        let both = self.shared.rails.iter().zip(self.theirs.port_addresses());
-        let from = both.map(|(rail, theirs)| rail.gid_towards(peer(theirs), at));
-        let from: Vec<GidChoice> = from.collect::<Result<_, _>>()?;
-        let (rails, addresses) = (from.len(), self.shared.port_addresses(&from));
-        let told = further(&addresses, None, None);
-        let address = addresses[0];
-        let ports =
-            Ports { address, requester: None, responder: None, further: told, receives: 0, sentinel: None };
-        let mut ours = Terms { grants: Vec::new(), blob: ports };
-        let paths = self.shared.paths(&from, &ours, &self.theirs).map_err(|reason| no_path(at, reason))?;
+        let indexes: Vec<usize> = self.rails.iter().map(|rail| rail.index).collect();
+        let grants_atomics = |slice: &LocalSlice| slice.region().access().contains(Access::REMOTE_ATOMIC);
+        let grants_atomics = self.theirs.grants_atomics() || offer.grants.iter().any(grants_atomics);
+        check_atomics(&self.rails, grants_atomics, at)?;
+        let addresses = self.shared.port_addresses(&self.rails);
+        let paths = self.shared.paths(&self.rails, addresses.iter(), &self.theirs);
+        let paths = paths.map_err(|reason| no_path(at, reason))?;
         let granted = grants_of(offer, &self.on_gpu, self.gpu.as_ref());
         let make = || {
-            let requester = |theirs: Pairs| Requester::new(&self.shared, rails, theirs.reads.is_some());
-            let requester = self.theirs.blob.responder.map(requester).transpose()?;
-            let mut responder = Responder::new(&self.shared, rails, granted.clone(), self.waker.as_ref())?;
+            let requester = |reads: bool| Requester::new(&self.shared, &indexes, 1, reads);
+            let requester = self.theirs.blob.serves_reads().map(requester).transpose()?;
+            let waker = self.waker.as_ref();
+            let mut responder = Responder::new(&self.shared, &indexes, 1, granted.clone(), waker)?;
             connect(&paths, requester.as_ref(), responder.as_mut(), &self.theirs.blob)?;
             io::Result::Ok((requester, responder))
         };
         let (requester, responder) = { make }().map_err(|error| device_failed(at, error))?;
-        ours.blob.requester = requester.as_ref().map(Requester::pairs);
-        ours.blob.responder = responder.as_ref().map(Responder::pairs);
-        ours.grants = responder.as_ref().map_or_else(Vec::new, Responder::grants);
-        ours.blob.receives = responder.as_ref().map_or(0, Responder::receives);
-        ours.blob.sentinel = responder.as_ref().and_then(Responder::sentinel);
-        ours.blob.further = further(&addresses, requester.as_ref(), responder.as_ref());
-        Ok((requester, responder, ours))
+        let addresses = indexes.iter().copied().zip(addresses);
+        let ports = Ports {
+            rails: rail_ports(addresses, requester.as_ref(), responder.as_ref()),
+            receives: responder.as_ref().map_or(0, Responder::receives),
+        };
+        let grants = responder.as_ref().map_or_else(Vec::new, Responder::grants);
+        Ok((requester, responder, Terms { grants, blob: ports }))
     }
 }
 
@@ -297,7 +311,9 @@ impl Incoming for VerbsIncoming {
     }
 
     fn prepare(&mut self, grants: &[LocalSlice]) {
-        self.made = Some(self.make(&Offer { message: Vec::new(), grants: grants.to_vec() }));
+        if self.made.is_none() {
+            self.made = Some(self.make(&Offer { message: Vec::new(), grants: grants.to_vec() }));
+        }
     }
 
     fn accept(mut self, offer: Offer) -> Result<VerbsEndpoint, ConnectError> {

@@ -56,6 +56,7 @@
 #![allow(unsafe_code)]
 
 mod arrival_order;
+mod chosen;
 mod connecting;
 mod device;
 mod direct;
@@ -119,9 +120,8 @@ pub use sys::LibraryError;
 
 use self::direct::VerbsGpu;
 use self::hearing::Hearing;
-use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
-use self::queue_pair::{QueuePair, QueuePairPath};
+use self::queue_pair::QueuePair;
 use self::rail::Rail;
 use self::region::Registered;
 use super::{
@@ -152,10 +152,11 @@ const PIECE_BYTES_MAX: u32 = 1 << 30;
 #[derive(Clone, Debug)]
 pub struct VerbsOptions {
     /// The devices, by their names, or `NAME:PORT`; the best one if none is named. Where several are, up to
-    /// [`MAX_RAILS`](crate::mem::MAX_RAILS), long requests of each connection are striped over all of them by their
-    /// speeds, as far as the peer has as many; each of them must have a way to the peer's. A port may be named several
-    /// times: each time is a queue pair more, for links that give one queue pair one of several ways. Memory is pinned,
-    /// and counted, once for each. Best where a process has a host to itself: several do better with a device for each.
+    /// [`MAX_RAILS`](crate::mem::MAX_RAILS), long requests of each connection are striped by their speeds over those
+    /// that are up on both sides when it is made, the first with the peer's first and so on; each of these must have a
+    /// way to the peer's, and one at least is to be up when they are opened. A port may be named several times: each
+    /// time is a queue pair more, for links that give one queue pair one of several ways. Memory is pinned, and
+    /// counted, once for each. Best where a process has a host to itself: several do better with a device for each.
     pub devices: Vec<String>,
     /// The port where a name has none, counted from 1; the first that carries data if none is given.
     pub port: Option<u8>,
@@ -330,7 +331,11 @@ impl Verbs {
         };
         let said = shared.first().info.limits.atomics;
         if said != AtomicDomain::None {
-            match probe::atomics(&Arc::new(shared.fresh())) {
+            let tried = match shared.first().device.is_port_active(shared.first().port.number) {
+                Ok(false) => Err("its port is down, so that they cannot be tried".into()),
+                _ => probe::atomics(&Arc::new(shared.fresh())),
+            };
+            match tried {
                 Ok(()) => shared.atomics = said,
                 Err(error) => {
                     tracing::warn!(
@@ -476,7 +481,7 @@ impl Verbs {
 }
 
 impl VerbsShared {
-    /// The first rail, which carries all that is not striped.
+    /// The first rail. Its domain stands for those of all in the keys of memory, and atomics go through its device.
     fn first(&self) -> &Rail {
         &self.rails[0]
     }
@@ -523,9 +528,9 @@ impl VerbsShared {
         // A port that is there several times is shared by as many rails.
         let is_same =
             |other: &&Rail| (&other.info.name, other.port.number) == (&at.info.name, at.port.number);
-        initiator.speed = at.port.speed / self.rails.iter().filter(is_same).count() as u32;
+        initiator.speed = at.speed() / self.rails.iter().filter(is_same).count() as u32;
         initiator.gives_up_after = at.settings.gives_up_after();
-        initiator.has_atomics = self.atomics != AtomicDomain::None;
+        initiator.has_atomics = self.atomics != AtomicDomain::None && rail == 0;
         // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
         // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.
         initiator.fences_reads = !at.info.is_soft_roce;
@@ -577,23 +582,6 @@ impl VerbsShared {
             }
         }
         Ok(MemoryRegion::new(memory, access, keys, registered))
-    }
-
-    /// Returns the port addresses of this side on the first rails, speaking from these GIDs.
-    fn port_addresses(&self, from: &[GidChoice]) -> Vec<PortAddress> {
-        self.rails.iter().zip(from).map(|(rail, from)| rail.port_address(&from.gid)).collect()
-    }
-
-    /// The ways between two sides, one for each rail that both have.
-    fn paths(
-        &self,
-        from: &[GidChoice],
-        ours: &Terms,
-        theirs: &Terms,
-    ) -> Result<Vec<QueuePairPath>, &'static str> {
-        let addresses = ours.port_addresses().zip(theirs.port_addresses());
-        let ways = self.rails.iter().zip(from).zip(addresses);
-        ways.map(|((rail, from), (ours, theirs))| rail.path(from, ours, theirs)).collect()
     }
 
     fn is_inherited(&self) -> bool {

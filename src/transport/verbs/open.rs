@@ -35,7 +35,8 @@ pub fn devices() -> Result<Vec<Result<DeviceInfo, OpenError>>, OpenError> {
     Ok(device::names()?.iter().map(open).collect())
 }
 
-/// Opens the devices and ports that `options` name, or the best one.
+/// Opens the devices and ports that `options` name, or the best one. Of several that are named one has to be up:
+/// connections are made over the others once these are.
 pub(super) fn open(options: &VerbsOptions) -> Result<Vec<OpenedDevice>, OpenError> {
     if options.devices.len() > MAX_RAILS {
         let (device, what) = (options.devices.join(","), "so many rails".into());
@@ -49,7 +50,26 @@ pub(super) fn open(options: &VerbsOptions) -> Result<Vec<OpenedDevice>, OpenErro
         let options = VerbsOptions { port: port.or(options.port), ..options.clone() };
         best_of(&[name.to_owned()], &options)
     };
-    options.devices.iter().map(open).collect()
+    let opened: Vec<_> = options.devices.iter().map(open).collect();
+    let is_any_up = opened.iter().any(Result::is_ok);
+    let or_down = |opened| match opened {
+        Err(OpenError::PortDown { device, port, .. }) if is_any_up => open_down(&device, port),
+        opened => opened,
+    };
+    opened.into_iter().map(or_down).collect()
+}
+
+/// Opens a device that is to be used at a port which is down now.
+fn open_down(name: &str, number: u8) -> Result<OpenedDevice, OpenError> {
+    let device = Device::open(name)?;
+    let info = device.info()?;
+    let port = info.ports.iter().find(|port| port.number == number).cloned().ok_or(OpenError::NoDevice)?;
+    tracing::warn!(
+        device = name,
+        port = number,
+        "the RDMA port is down: no connection uses it until it is up"
+    );
+    Ok(OpenedDevice { device, info, port, reason: "it was asked for, and is down".into() })
 }
 
 /// The parts of `NAME:PORT`; without a port, all of it is the name.

@@ -12,7 +12,7 @@ use super::VerbsShared;
 use super::arrival_order::ArrivalOrder;
 use super::device::QueuePairError;
 use super::grants::{GrantKey, Granted, GrantedMemory, Granting, Sentinel, to_serve_reads};
-use super::hello::{Further, FurtherRequester, FurtherResponder, Pair, Pairs, PortAddress, Ports, name};
+use super::hello::{Pairs, PortAddress, Ports, RailPorts, ServingPairs, name};
 use super::initiator::Initiator;
 use super::queue_pair::{QueuePair, QueuePairPath, RECEIVES};
 use super::region::ProtectionDomain;
@@ -25,93 +25,93 @@ const HEARTBEAT_DEPTH: usize = 16;
 
 /// The pairs that this side posts on.
 pub(super) struct Requester {
-    pub(super) data: Initiator,
-    pub(super) heartbeat: Initiator,
-    /// For READs of what the peer lets be read only, if there is such memory.
-    pub(super) reads: Option<Initiator>,
-    /// Those of each rail after the first.
-    pub(super) further: Vec<RequesterFurther>,
+    /// Those of each rail, of the one that leads first.
+    pub(super) rails: Vec<RailRequester>,
 }
 
-/// The same on a rail after the first.
-pub(super) struct RequesterFurther {
+/// The pairs that this side posts on over one rail.
+pub(super) struct RailRequester {
     pub(super) data: Initiator,
+    /// Where the rail may lead.
+    pub(super) heartbeat: Option<Initiator>,
+    /// For READs of what the peer lets be read only, if there is such memory.
     pub(super) reads: Option<Initiator>,
 }
 
 impl Requester {
-    /// On the first so many rails. `reads` says whether the peer may have memory that can only be read.
-    pub(super) fn new(shared: &VerbsShared, rails: usize, reads: bool) -> io::Result<Requester> {
-        let (depth, room) = (shared.queue_depth, 2 * shared.queue_depth);
-        let reads = |rail| reads.then(|| shared.initiator(rail, depth, depth)).transpose();
-        let further = |rail| {
-            // A write may go with the READ that tells of its arrival, or with one that proves those before it.
-            Ok(RequesterFurther { data: shared.initiator(rail, room, room)?, reads: reads(rail)? })
+    /// On the rails of these indexes, of which the first so many may lead. `reads` says whether the peer may have
+    /// memory that can only be read.
+    pub(super) fn new(
+        shared: &VerbsShared,
+        rails: &[usize],
+        may_lead: usize,
+        reads: bool,
+    ) -> io::Result<Requester> {
+        let depth = shared.queue_depth;
+        let of_rail = |(position, rail): (usize, &usize)| {
+            let beats = || shared.initiator(*rail, HEARTBEAT_DEPTH, HEARTBEAT_DEPTH);
+            Ok(RailRequester {
+                // A write may go with the READ that tells of its arrival, or with one that proves those before it.
+                data: shared.initiator(*rail, depth, 2 * depth)?,
+                // A beat that another one overtakes is a change of the word, too: that is all that it has to be.
+                heartbeat: (position < may_lead).then(beats).transpose()?,
+                reads: reads.then(|| shared.initiator(*rail, depth, depth)).transpose()?,
+            })
         };
-        Ok(Requester {
-            data: shared.initiator(0, depth, room)?,
-            // A beat that another one overtakes is a change of the word, too: that is all that it has to be.
-            heartbeat: shared.initiator(0, HEARTBEAT_DEPTH, HEARTBEAT_DEPTH)?,
-            reads: reads(0)?,
-            further: (1..rails).map(further).collect::<io::Result<_>>()?,
-        })
-    }
-
-    pub(super) fn pairs(&self) -> Pairs {
-        Pairs {
-            data: self.data.pair().pair(),
-            heartbeat: self.heartbeat.pair().pair(),
-            reads: self.reads.as_ref().map(|reads| reads.pair().pair()),
-        }
+        Ok(Requester { rails: rails.iter().enumerate().map(of_rail).collect::<io::Result<_>>()? })
     }
 
     /// Gives up the pairs for which the peer, which answered so, has none to serve them.
     pub(super) fn keep_served(&mut self, theirs: &Ports) {
-        self.further.truncate(theirs.further.len());
-        if theirs.responder.is_none_or(|responder| responder.reads.is_none()) {
-            self.reads = None;
-            self.further.iter_mut().for_each(|further| further.reads = None);
+        self.rails.retain(|rail| theirs.has(rail.data.rail));
+        let serves_reads =
+            |rail: &RailPorts| rail.responder.as_ref().is_some_and(|it| it.pairs.reads.is_some());
+        if !theirs.rails.first().is_some_and(serves_reads) {
+            self.rails.iter_mut().for_each(|rail| rail.reads = None);
         }
     }
 
-    /// Connects those of the first rail to the pairs that serve them.
-    fn connect(&self, path: &QueuePairPath, responder: &Pairs) -> io::Result<()> {
-        self.data.pair().connect(path, &responder.data)?;
-        self.heartbeat.pair().connect(path, &responder.heartbeat)?;
-        connect_reads(self.reads.as_ref(), path, responder.reads)
+    /// Takes the pair for heartbeats from the rail that leads.
+    pub(super) fn take_heartbeat(&mut self) -> Option<Initiator> {
+        self.rails.first_mut()?.heartbeat.take()
     }
 }
 
-fn connect_reads(reads: Option<&Initiator>, path: &QueuePairPath, theirs: Option<Pair>) -> io::Result<()> {
-    match (reads, theirs) {
-        (Some(reads), Some(theirs)) => reads.pair().connect(path, &theirs),
-        _ => Ok(()),
+impl RailRequester {
+    fn pairs(&self) -> Pairs {
+        let pair = |initiator: &Initiator| initiator.pair().pair();
+        Pairs {
+            data: pair(&self.data),
+            heartbeat: self.heartbeat.as_ref().map(pair),
+            reads: self.reads.as_ref().map(pair),
+        }
+    }
+
+    /// Connects them to the pairs that serve them.
+    fn connect(&self, path: &QueuePairPath, theirs: &Pairs) -> io::Result<()> {
+        self.data.pair().connect(path, &theirs.data)?;
+        for (ours, theirs) in [(&self.heartbeat, theirs.heartbeat), (&self.reads, theirs.reads)] {
+            if let (Some(ours), Some(theirs)) = (ours, theirs) {
+                ours.pair().connect(path, &theirs)?;
+            }
+        }
+        Ok(())
     }
 }
 
-fn serve_reads(reads: Option<&QueuePair>, path: &QueuePairPath, theirs: Option<Pair>) -> io::Result<()> {
-    match (reads, theirs) {
-        (Some(reads), Some(theirs)) => reads.serve(path, &theirs, Access::REMOTE_READ),
-        _ => Ok(()),
-    }
-}
-
-/// Returns what a peer is told of the rails after the first.
-pub(super) fn further(
-    addresses: &[PortAddress],
+/// Returns what a peer is told of rails, which have these indexes and addresses.
+pub(super) fn rail_ports(
+    rails: impl Iterator<Item = (usize, PortAddress)>,
     requester: Option<&Requester>,
     responder: Option<&Responder>,
-) -> Vec<Further> {
-    let tell = |(index, address): (usize, &PortAddress)| Further {
-        address: *address,
-        requester: requester.and_then(|requester| {
-            let RequesterFurther { data, reads } = requester.further.get(index)?;
-            let reads = reads.as_ref().map(|reads| reads.pair().pair());
-            Some(FurtherRequester { data: data.pair().pair(), reads })
-        }),
-        responder: responder.and_then(|responder| Some(responder.further.get(index)?.as_ref()?.told())),
+) -> Vec<RailPorts> {
+    let tell = |(position, (index, address)): (usize, (usize, PortAddress))| RailPorts {
+        index: index as u8,
+        address,
+        requester: requester.and_then(|requester| Some(requester.rails.get(position)?.pairs())),
+        responder: responder.and_then(|responder| Some(responder.rails.get(position)?.as_ref()?.told())),
     };
-    addresses.iter().skip(1).enumerate().map(tell).collect()
+    rails.enumerate().map(tell).collect()
 }
 
 /// Connects this side's pairs to those that `theirs` tells of, as far as there are both.
@@ -121,180 +121,106 @@ pub(super) fn connect(
     responder: Option<&mut Responder>,
     theirs: &Ports,
 ) -> io::Result<()> {
-    let Some((first, rest)) = paths.split_first() else { return Ok(()) };
-    if let (Some(requester), Some(theirs)) = (requester, &theirs.responder) {
-        requester.connect(first, theirs)?;
-    }
-    let mut responder = responder;
-    if let (Some(responder), Some(theirs)) = (&mut responder, &theirs.requester) {
-        responder.serve(first, theirs)?;
-    }
-    for (index, (path, theirs)) in rest.iter().zip(&theirs.further).enumerate() {
-        if let (Some(requester), Some(theirs)) = (requester, &theirs.responder)
-            && let Some(ours) = requester.further.get(index)
-        {
-            ours.data.pair().connect(path, &theirs.data)?;
-            connect_reads(ours.reads.as_ref(), path, theirs.reads)?;
-        }
-        if let (Some(responder), Some(theirs)) = (&responder, &theirs.requester)
-            && let Some(Some(ours)) = responder.further.get(index)
-        {
-            // The sentinel is there besides what was granted.
-            ours.data.serve(path, &theirs.data, responder.rights() | Access::REMOTE_READ)?;
-            serve_reads(ours.reads.as_ref(), path, theirs.reads)?;
+    let rails = || paths.iter().zip(&theirs.rails);
+    let posting = requester.into_iter().flat_map(|requester| &requester.rails);
+    for (ours, (path, theirs)) in posting.zip(rails()) {
+        if let Some(serving) = &theirs.responder {
+            ours.connect(path, &serving.pairs)?;
         }
     }
-    Ok(())
+    let Some(responder) = responder else { return Ok(()) };
+    let rights = responder.rights();
+    for (ours, (path, theirs)) in responder.rails.iter().flatten().zip(rails()) {
+        if let Some(requester) = &theirs.requester {
+            ours.serve(path, requester, rights)?;
+        }
+    }
+    match rails().next() {
+        Some((path, lead)) if lead.requester.is_some() => responder.lead_mut().learn_arrival_order(path),
+        _ => Ok(()),
+    }
 }
 
 /// The pairs that serve the peer, and what it may reach through them.
 pub(super) struct Responder {
     /// The waker that the peer's requests ring.
     waker: Option<Arc<Waker>>,
-    // Dropped in this order: no pair, no keys, then the domain.
+    /// Those of each rail, until it is lost. The first one leads, and is never given up.
+    rails: Vec<Option<RailResponder>>,
+    granted: Vec<Granted>,
+}
+
+/// The same of one rail.
+struct RailResponder {
+    /// The index of the rail.
+    index: usize,
+    // Dropped in this order, and before the memory that was granted: no pair, no keys, then the domain.
     data: Arc<QueuePair>,
-    heartbeat: QueuePair,
+    /// Where the rail may lead.
+    heartbeat: Option<QueuePair>,
     /// For READs of what may only be read, if there is such memory.
     reads: Option<QueuePair>,
-    /// One for each rail after the first, until it is lost.
-    pub(super) further: Vec<Option<ResponderFurther>>,
-    granted: Vec<Granted>,
-    /// The sentinel of the first rail, unless its device is known to apply writes in order.
+    keys: Vec<GrantKey>,
+    /// There is none on the only rail, or on one that leads, if its device is known to apply writes in order.
     sentinel: Option<Sentinel>,
     domain: Arc<ProtectionDomain>,
-    /// The order in which the first rail's device applies writes; none until this serves, where it must be asked.
+    /// The order in which the device applies writes, where that is known.
     arrival_order: Option<ArrivalOrder>,
 }
 
-/// The same on a rail after the first.
-pub(super) struct ResponderFurther {
-    // Dropped in this order, and before the memory that was granted.
-    data: QueuePair,
-    reads: Option<QueuePair>,
-    keys: Vec<GrantKey>,
-    sentinel: Sentinel,
+/// What the pairs that serve on one rail are to be able to do.
+struct RailDuties<'a> {
+    may_lead: bool,
+    /// Whether the peer proves by a sentinel what it has written.
+    is_proved: bool,
+    /// The waker that its requests ring.
+    waker: Option<&'a Arc<Waker>>,
 }
 
-impl ResponderFurther {
-    fn new(shared: &VerbsShared, rail: usize, granting: &[Granting]) -> io::Result<ResponderFurther> {
-        let domain = shared.rails[rail].peer_domain()?;
-        let key = |granting: &Granting| granting.key(shared, rail, &domain);
-        let keys = granting.iter().map(key).collect::<io::Result<Vec<_>>>()?;
-        let memory = granting.iter().map(|granting| &granting.memory);
-        let sentinel = Sentinel::new(&domain, memory.zip(&keys))?;
-        let data = QueuePair::to_serve(&domain, None)?;
-        let reads = to_serve_reads(shared, rail, granting)?;
-        Ok(ResponderFurther { data, reads, keys, sentinel })
-    }
-
-    /// Destroys the queue pairs, and then the keys. False if the device could not: it may go on to serve the peer.
-    fn close(mut self) -> bool {
-        let data = self.data.destroy();
-        self.reads.as_mut().is_none_or(QueuePair::destroy) && data
-    }
-
-    /// Returns its queue pairs that serve the peer.
-    fn pairs(&self) -> impl Iterator<Item = &QueuePair> {
-        [&self.data].into_iter().chain(&self.reads)
-    }
-
-    fn told(&self) -> FurtherResponder {
-        FurtherResponder {
-            data: self.data.pair(),
-            reads: self.reads.as_ref().map(QueuePair::pair),
-            keys: self.keys.iter().map(GrantKey::remote_key).collect(),
-            sentinel: self.sentinel.key(),
-        }
-    }
-}
-
-impl Responder {
-    /// For a peer that is granted `memory`, on the first so many rails; none if that is nothing. Its requests ring the
-    /// waker, if there is one.
-    pub(super) fn new(
+impl RailResponder {
+    fn new(
         shared: &VerbsShared,
-        rails: usize,
-        memory: Vec<GrantedMemory>,
-        waker: Option<&Arc<Waker>>,
-    ) -> io::Result<Option<Responder>> {
-        if memory.is_empty() {
-            return Ok(None);
-        }
-        let domain = shared.first().peer_domain()?;
+        index: usize,
+        granting: &[Granting],
+        duties: &RailDuties<'_>,
+    ) -> io::Result<RailResponder> {
+        let rail = &shared.rails[index];
+        let domain = rail.peer_domain()?;
         // Keys before pairs: of a process that ends the system destroys what is newest first, and a pair that outlived
         // its keys would refuse the peer what it was granted.
-        let granting = memory.into_iter().map(|memory| Granting::new(shared, memory));
-        let granting = granting.collect::<io::Result<Vec<_>>>()?;
-        let keys = granting.iter().map(|granting| granting.key(shared, 0, &domain));
-        let keys = keys.collect::<io::Result<Vec<_>>>()?;
-        let arrival_order = shared.first().known_arrival_order();
-        let is_unordered = arrival_order.is_none_or(|order| !order.in_order);
+        let key = |granting: &Granting| granting.key(shared, index, &domain);
+        let keys = granting.iter().map(key).collect::<io::Result<Vec<_>>>()?;
+        let arrival_order = rail.known_arrival_order();
+        let is_proved = duties.is_proved || arrival_order.is_none_or(|order| !order.in_order);
         let memory = granting.iter().map(|granting| &granting.memory);
-        let sentinel = is_unordered.then(|| Sentinel::new(&domain, memory.zip(&keys))).transpose()?;
-        let limits = &shared.first().info.limits;
+        let sentinel = is_proved.then(|| Sentinel::new(&domain, memory.zip(&keys))).transpose()?;
+        let limits = &rail.info.limits;
         let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
-        let data = QueuePair::to_serve(&domain, waker.map(|waker| (waker, receives)))?;
-        let heartbeat = QueuePair::to_serve(&domain, None)?;
-        let reads = to_serve_reads(shared, 0, &granting)?;
-        let further = |rail| ResponderFurther::new(shared, rail, &granting).map(Some);
-        let further = (1..rails).map(further).collect::<io::Result<_>>()?;
-        let grant = |(Granting { memory, access, .. }, key)| Granted { key, memory, access };
-        let granted = granting.into_iter().zip(keys).map(grant).collect();
-        let data = Arc::new(data);
-        if let Some(waker) = waker {
-            waker.add(&data);
-        }
-        Ok(Some(Responder {
-            waker: waker.cloned(),
-            data,
-            heartbeat,
-            reads,
-            further,
-            granted,
-            sentinel,
-            domain,
-            arrival_order,
-        }))
+        let data = Arc::new(QueuePair::to_serve(&domain, duties.waker.map(|waker| (waker, receives)))?);
+        let heartbeat = duties.may_lead.then(|| QueuePair::to_serve(&domain, None)).transpose()?;
+        let reads = to_serve_reads(shared, index, granting)?;
+        Ok(RailResponder { index, data, heartbeat, reads, keys, sentinel, domain, arrival_order })
     }
 
-    /// Receives that the peer may use up before it is told of more.
-    pub(super) fn receives(&self) -> u16 {
-        self.data.receives
-    }
-
-    /// Posts receives again: so many, of which the peer is to be told.
-    pub(super) fn renew_receives(&self) -> Option<u16> {
-        self.data.renew_receives()
-    }
-
-    pub(super) fn pairs(&self) -> Pairs {
-        let reads = self.reads.as_ref().map(QueuePair::pair);
-        Pairs { data: self.data.pair(), heartbeat: self.heartbeat.pair(), reads }
-    }
-
-    pub(super) fn grants(&self) -> Vec<Grant> {
-        let grant = |(index, Granted { key, memory, .. }): (usize, &Granted)| {
-            let (offset, bytes) = memory.range();
-            Grant { key: name(index, key.remote_key()), offset, bytes, access: memory.access() }
-        };
-        self.granted.iter().enumerate().map(grant).collect()
-    }
-
-    /// Returns the rights that the peer has on any of the memory that it does more with than read.
-    fn rights(&self) -> Access {
-        let written = self.granted.iter().filter(|granted| !granted.is_read_only());
-        written.map(|granted| granted.access).fold(Access::LOCAL, Access::union)
-    }
-
-    /// Begins to serve the pairs that the peer posts on over the first rail, and finds out in which order the device
-    /// applies what they write.
-    fn serve(&mut self, path: &QueuePairPath, requester: &Pairs) -> io::Result<()> {
-        let all = self.rights();
+    /// Begins to serve the pairs that the peer posts on, with these rights on what it does more with than read.
+    fn serve(&self, path: &QueuePairPath, requester: &Pairs, rights: Access) -> io::Result<()> {
         // A sentinel is there besides what was granted.
-        self.data.serve(path, &requester.data, all | Access::REMOTE_READ)?;
+        self.data.serve(path, &requester.data, rights | Access::REMOTE_READ)?;
         // Heartbeats are words, and words are written.
-        self.heartbeat.serve(path, &requester.heartbeat, all.intersection(Access::REMOTE_WRITE))?;
-        serve_reads(self.reads.as_ref(), path, requester.reads)?;
+        let beats = rights.intersection(Access::REMOTE_WRITE);
+        for (ours, theirs, rights) in [
+            (&self.heartbeat, requester.heartbeat, beats),
+            (&self.reads, requester.reads, Access::REMOTE_READ),
+        ] {
+            if let (Some(ours), Some(theirs)) = (ours, theirs) {
+                ours.serve(path, &theirs, rights)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out in which order the device applies what the peer writes.
+    fn learn_arrival_order(&mut self, path: &QueuePairPath) -> io::Result<()> {
         self.data.make_ready_to_send(path)?;
         let order = *self.arrival_order.get_or_insert_with(|| self.data.ask_arrival_order());
         tracing::info!(
@@ -309,23 +235,121 @@ impl Responder {
         Ok(())
     }
 
-    /// The order in which the first rail's device applies what the peer writes, once this serves.
+    /// Destroys the queue pairs, and then the keys. False if the device could not: it may go on to serve the peer.
+    fn close(mut self) -> bool {
+        // No waker knows that of a rail which does not lead.
+        let data = Arc::get_mut(&mut self.data).is_some_and(QueuePair::destroy);
+        let others = self.heartbeat.iter_mut().chain(&mut self.reads);
+        others.fold(data, |is_closed, pair| pair.destroy() && is_closed)
+    }
+
+    /// Returns its queue pairs that serve the peer.
+    fn pairs(&self) -> impl Iterator<Item = &QueuePair> {
+        [&*self.data].into_iter().chain(&self.heartbeat).chain(&self.reads)
+    }
+
+    fn told(&self) -> ServingPairs {
+        let pairs = Pairs {
+            data: self.data.pair(),
+            heartbeat: self.heartbeat.as_ref().map(QueuePair::pair),
+            reads: self.reads.as_ref().map(QueuePair::pair),
+        };
+        let keys = self.keys.iter().map(GrantKey::remote_key).collect();
+        ServingPairs { pairs, keys, sentinel: self.sentinel.as_ref().map(Sentinel::key) }
+    }
+}
+
+impl Responder {
+    /// For a peer that is granted `memory`, on the rails of these indexes, of which the first so many may lead; none if
+    /// that is nothing. Requests on the first one ring the waker, if there is one.
+    pub(super) fn new(
+        shared: &VerbsShared,
+        rails: &[usize],
+        may_lead: usize,
+        memory: Vec<GrantedMemory>,
+        waker: Option<&Arc<Waker>>,
+    ) -> io::Result<Option<Responder>> {
+        if memory.is_empty() {
+            return Ok(None);
+        }
+        let granting = memory.into_iter().map(|memory| Granting::new(shared, memory));
+        let granting = granting.collect::<io::Result<Vec<_>>>()?;
+        let of_rail = |(position, rail): (usize, &usize)| {
+            let duties = RailDuties {
+                may_lead: position < may_lead,
+                is_proved: rails.len() > 1,
+                waker: waker.filter(|_| position == 0),
+            };
+            RailResponder::new(shared, *rail, &granting, &duties).map(Some)
+        };
+        let rails = rails.iter().enumerate().map(of_rail).collect::<io::Result<_>>()?;
+        let grant = |Granting { memory, access, .. }| Granted { memory, access };
+        let granted = granting.into_iter().map(grant).collect();
+        let responder = Responder { waker: waker.cloned(), rails, granted };
+        if let Some(waker) = waker {
+            waker.add(&responder.lead().data);
+        }
+        Ok(Some(responder))
+    }
+
+    /// The rail that leads.
+    fn lead(&self) -> &RailResponder {
+        self.rails[0].as_ref().expect("the rail that leads is never given up")
+    }
+
+    fn lead_mut(&mut self) -> &mut RailResponder {
+        self.rails[0].as_mut().expect("the rail that leads is never given up")
+    }
+
+    /// Gives up the rails that the peer, which answered so, has not.
+    pub(super) fn keep_used(&mut self, theirs: &Ports) {
+        self.rails.retain(|rail| rail.as_ref().is_some_and(|rail| theirs.has(rail.index)));
+        self.rails.iter_mut().skip(1).flatten().for_each(|rail| rail.heartbeat = None);
+    }
+
+    /// Receives that the peer may use up before it is told of more.
+    pub(super) fn receives(&self) -> u16 {
+        self.lead().data.receives
+    }
+
+    /// The number of the pair that serves the peer's data on the rail that leads.
+    #[cfg(test)]
+    pub(super) fn number(&self) -> u32 {
+        self.lead().data.number()
+    }
+
+    /// Posts receives again: so many, of which the peer is to be told.
+    pub(super) fn renew_receives(&self) -> Option<u16> {
+        self.lead().data.renew_receives()
+    }
+
+    pub(super) fn grants(&self) -> Vec<Grant> {
+        let grant = |((index, Granted { memory, .. }), key): ((usize, &Granted), &GrantKey)| {
+            let (offset, bytes) = memory.range();
+            Grant { key: name(index, key.remote_key()), offset, bytes, access: memory.access() }
+        };
+        self.granted.iter().enumerate().zip(&self.lead().keys).map(grant).collect()
+    }
+
+    /// Returns the rights that the peer has on any of the memory that it does more with than read.
+    fn rights(&self) -> Access {
+        let written = self.granted.iter().filter(|granted| !granted.is_read_only());
+        written.map(|granted| granted.access).fold(Access::LOCAL, Access::union)
+    }
+
+    /// The order in which the device of the rail that leads applies what the peer writes, once this serves.
     pub(super) fn arrival_order(&self) -> Option<ArrivalOrder> {
-        self.arrival_order
+        self.lead().arrival_order
     }
 
-    /// The key of the sentinel, once this serves, if the device may apply the peer's writes in any order.
+    /// The key of the sentinel of the rail that leads, once this serves, if its device may apply the peer's writes in
+    /// any order.
     pub(super) fn sentinel(&self) -> Option<u32> {
-        self.sentinel.as_ref().map(Sentinel::key)
+        self.lead().sentinel.as_ref().map(Sentinel::key)
     }
 
-    /// The pairs of the first rail.
-    fn first_pairs(&self) -> impl Iterator<Item = &QueuePair> {
-        [&*self.data, &self.heartbeat].into_iter().chain(&self.reads)
-    }
-
-    /// Whether a device has told that one of them is over, and how, since it was asked last; and the other rails that
-    /// have failed, a bit for each, which end nothing else.
+    /// Whether a device has told that a pair of the rail that leads is over, and how, since it was asked last; and the
+    /// other rails that have failed, a bit for each, which end nothing else.
     pub(super) fn take_broken(&self) -> (Option<QueuePairError>, u8) {
         self.broken(QueuePair::take_broken)
     }
@@ -336,14 +360,13 @@ impl Responder {
     }
 
     fn broken(&self, of: fn(&QueuePair) -> Option<QueuePairError>) -> (Option<QueuePairError>, u8) {
-        let mut broken = self.first_pairs().map(of).fold(None, Option::max);
-        let mut failed = 0;
-        for (index, further) in self.further.iter().enumerate() {
-            let pairs = further.iter().flat_map(ResponderFurther::pairs);
+        let (mut broken, mut failed) = (None, 0);
+        for (position, rail) in self.rails.iter().enumerate() {
+            let pairs = rail.iter().flat_map(RailResponder::pairs);
             match pairs.map(of).fold(None, Option::max) {
-                Some(QueuePairError::Failed) => failed |= 1 << (index + 1),
+                Some(QueuePairError::Failed) if position > 0 => failed |= 1 << position,
                 // Whichever rail it is, the peer has reached for what it was not granted.
-                refused => broken = broken.max(refused),
+                told => broken = broken.max(told),
             }
         }
         (broken, failed)
@@ -353,24 +376,23 @@ impl Responder {
     /// when this is dropped, which takes far longer. False if a device goes on to serve the peer.
     #[cold]
     pub(super) fn stop(&self) -> bool {
-        let further = self.further.iter().flatten().flat_map(ResponderFurther::pairs);
-        self.first_pairs().chain(further).all(QueuePair::reset)
+        self.rails.iter().flatten().flat_map(RailResponder::pairs).all(QueuePair::reset)
     }
 
-    /// Gives up a rail, not the first: what the peer posts there finds nothing any more. False if that failed.
+    /// Gives up a rail that does not lead: what the peer posts there finds nothing any more. False if that failed.
     #[cold]
     pub(super) fn lose_rail(&mut self, rail: usize) -> bool {
-        let further = self.further.get_mut(rail - 1).and_then(Option::take);
-        further.is_none_or(ResponderFurther::close)
+        let lost = self.rails.get_mut(rail).filter(|_| rail > 0).and_then(Option::take);
+        lost.is_none_or(RailResponder::close)
     }
 }
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        if let Some(waker) = &self.waker
-            && !self.data.is_inherited()
+        if let (Some(waker), Some(Some(lead))) = (&self.waker, self.rails.first())
+            && !lead.data.is_inherited()
         {
-            waker.remove(&self.data);
+            waker.remove(&lead.data);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::arrival_order::ArrivalOrder;
 use super::grants::GrantedMemory;
 use super::hello::{Ports, Terms};
 use super::initiator::Initiator;
-use super::pairs::{Requester, Responder, connect};
+use super::pairs::{RailRequester, Requester, Responder, connect, rail_ports};
 use super::rails::word_of;
 use crate::mem::{Access, HostMemory, MemoryRegion, RemoteSlice};
 use crate::transport::{Operation, WorkRequest};
@@ -29,7 +29,6 @@ struct Loopback {
     remote: Vec<RemoteSlice>,
     target: MemoryRegion,
     local: MemoryRegion,
-    _heartbeat: Initiator,
     responder: Responder,
 }
 
@@ -49,27 +48,21 @@ impl Loopback {
         let from = rail.choose_gid(None).ok_or("its port has no address")?;
         let address = rail.port_address(&from.gid);
         let path = rail.path(&from, &address, &address)?;
-        let requester = Requester::new(shared, 1, false).map_err(text)?;
+        let mut requester = Requester::new(shared, &[0], 0, false).map_err(text)?;
         let mut granted = vec![GrantedMemory::Host(target.whole())];
         granted.extend(others);
         let mut responder =
-            Responder::new(shared, 1, granted, None).map_err(text)?.ok_or("nothing is granted")?;
-        let ports = Ports {
-            address,
-            requester: Some(requester.pairs()),
-            responder: Some(responder.pairs()),
-            further: Vec::new(),
-            receives: responder.receives(),
-            sentinel: None,
-        };
+            Responder::new(shared, &[0], 0, granted, None).map_err(text)?.ok_or("nothing is granted")?;
+        let rails = rail_ports([(0, address)].into_iter(), Some(&requester), Some(&responder));
+        let ports = Ports { rails, receives: responder.receives() };
         let terms = Terms { grants: responder.grants(), blob: ports };
         connect(&[path], Some(&requester), Some(&mut responder), &terms.blob).map_err(text)?;
         let remote = terms.received(Vec::new()).grants;
-        let Requester { mut data, heartbeat, .. } = requester;
+        let RailRequester { mut data, .. } = requester.rails.remove(0);
         if let Some(sentinel) = responder.sentinel() {
             data.prove_by(word_of(sentinel), terms.names());
         }
-        Ok(Loopback { data, remote, target, local, _heartbeat: heartbeat, responder })
+        Ok(Loopback { data, remote, target, local, responder })
     }
 
     fn run(&mut self, operation: Operation) -> Result<(), String> {
@@ -103,8 +96,8 @@ pub(super) fn arrival_order(shared: &Arc<VerbsShared>) -> Result<ArrivalOrder, S
 
 /// Longest data that a request carries in itself, as the first device grants it.
 pub(super) fn inline_bytes(shared: &Arc<VerbsShared>) -> Result<u32, String> {
-    let requester = Requester::new(shared, 1, false).map_err(|error| error.to_string())?;
-    Ok(requester.data.inline_bytes())
+    let requester = Requester::new(shared, &[0], 0, false).map_err(|error| error.to_string())?;
+    Ok(requester.rails[0].data.inline_bytes())
 }
 
 /// An atomic of the probe's word.

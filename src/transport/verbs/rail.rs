@@ -23,7 +23,8 @@ const READ_DEPTH: u8 = 16;
 pub(super) struct Rail {
     pub(super) device: Arc<Device>,
     pub(super) info: DeviceInfo,
-    /// The port as it was opened. Its addresses and tables may have changed since: [`state`](Self::state) has them.
+    /// The port as it was opened. Its addresses and tables, and its speed if it was down then, may have changed since:
+    /// [`state`](Self::state) has them.
     pub(super) port: Port,
     state: Arc<Mutex<PortState>>,
     /// The reason why it was chosen.
@@ -142,6 +143,27 @@ impl Rail {
             Err(error) => tracing::warn!(device, port = number, %error, "the RDMA port has changed"),
         }
         state
+    }
+
+    /// What its port carries, in Mbit/s; 0 if unknown.
+    pub(super) fn speed(&self) -> u32 {
+        self.state().port.speed
+    }
+
+    /// Checks that its port carries data now: the device is asked, whatever it has told.
+    pub(super) fn check_up(&self, at: &Address) -> Result<(), ConnectError> {
+        let source = match self.device.is_port_active(self.port.number) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {
+                let (device, number) = (&self.info.name, self.port.number);
+                let reason = format!("port {number} of the RDMA device {device} is down");
+                io::Error::new(io::ErrorKind::NetworkDown, reason)
+            }
+            Err(error) => error,
+        };
+        let (operation, address) = (MAKE_RDMA_CONNECTION, at.clone());
+        let remedy = "check the cable, and bring its network interface up (rdma link shows which one it is)";
+        Err(ConnectError::System { operation, address, source, remedy })
     }
 
     /// Largest packet in bytes.

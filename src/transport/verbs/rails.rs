@@ -1,11 +1,12 @@
-//! The requests of one side over all rails of a connection: what [`Striper`] decides, done.
+//! The requests of one side over all rails of a connection: what [`Striper`] decides, done. The first of these rails is
+//! the one that leads the connection.
 
 use std::time::{Duration, Instant};
 
 use super::device::QueuePairError;
-use super::hello::{Terms, index_of};
+use super::hello::{ServingPairs, Terms, index_of};
 use super::initiator::Initiator;
-use super::pairs::RequesterFurther;
+use super::pairs::RailRequester;
 use super::shares::{Shares, longest_transfer};
 use super::striper::{Dispatch, Lane, LostPart, Striper};
 use crate::cuda::Gpu;
@@ -37,7 +38,7 @@ pub(super) struct Striping {
     /// All queue pairs by the striper's index: those for data of each rail, then those for READs, if there are any.
     /// Those of a lost rail are gone.
     pairs: Vec<Option<PostingPair>>,
-    /// What differs on each rail after the first.
+    /// What differs on each rail beside the one that leads.
     further: Vec<ExtraRail>,
     /// The shares of all rails.
     shares: Shares,
@@ -61,7 +62,7 @@ struct PostingPair {
     outbox: Vec<WorkRequest>,
 }
 
-/// A rail after the first.
+/// A rail beside the first.
 struct ExtraRail {
     /// The keys of the peer's grants on this rail.
     keys: Vec<u32>,
@@ -83,29 +84,25 @@ struct OldestRequest {
 }
 
 impl Rails {
-    /// Makes those of this side that the peer serves. `depth` requests may be outstanding. `reads` and those of each
-    /// further rail are for READs of what may only be read, if the peer granted such memory.
-    pub(super) fn new(
-        data: Initiator,
-        reads: Option<Initiator>,
-        further: Vec<RequesterFurther>,
-        theirs: &Terms,
-        depth: usize,
-    ) -> Rails {
+    /// Makes those of this side that the peer serves, the rail that leads first. `depth` requests may be outstanding.
+    pub(super) fn new(rails: Vec<RailRequester>, theirs: &Terms, depth: usize) -> Rails {
         let pair = |initiator| Some(PostingPair { initiator, outbox: Vec::with_capacity(2 * depth) });
-        let (mut speeds, mut extra) = (vec![data.speed], Vec::new());
-        let mut pairs = vec![data];
-        let mut readers: Vec<Initiator> = reads.into_iter().collect();
-        for (RequesterFurther { data, reads }, further) in further.into_iter().zip(&theirs.blob.further) {
-            let Some(responder) = &further.responder else { break };
-            let sentinel = (data.spare(), word_of(responder.sentinel));
-            extra.push(ExtraRail {
-                keys: responder.keys.clone(),
-                sentinel,
-                oldest: None,
-                gives_up_after: data.gives_up_after,
-                speed: data.speed,
-            });
+        let (mut pairs, mut readers, mut speeds, mut extra) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (RailRequester { mut data, reads, .. }, served) in rails.into_iter().zip(&theirs.blob.rails) {
+            if !pairs.is_empty() {
+                let Some(ServingPairs { keys, sentinel: Some(sentinel), .. }) = &served.responder else {
+                    break;
+                };
+                data.leave_no_room_for_proofs();
+                extra.push(ExtraRail {
+                    keys: keys.clone(),
+                    sentinel: (data.spare(), word_of(*sentinel)),
+                    oldest: None,
+                    gives_up_after: data.gives_up_after,
+                    speed: data.speed,
+                });
+            }
             speeds.push(data.speed);
             pairs.push(data);
             readers.extend(reads);
@@ -128,7 +125,8 @@ impl Rails {
                 is_over: false,
             }))
         };
-        if let Some(sentinel) = theirs.blob.sentinel {
+        let lead = theirs.blob.rails.first().and_then(|lead| lead.responder.as_ref());
+        if let Some(sentinel) = lead.and_then(|lead| lead.sentinel) {
             rails.prove_by(sentinel, theirs);
         }
         rails

@@ -286,7 +286,7 @@ unsafe extern "C" fn compat_query_port(
     0
 }
 
-unsafe extern "C" fn query_gid_ex(
+pub(super) unsafe extern "C" fn query_gid_ex(
     _: *mut sys::ibv_context,
     _: u32,
     index: u32,
@@ -306,7 +306,12 @@ unsafe extern "C" fn query_gid_ex(
     0
 }
 
-unsafe extern "C" fn query_pkey(_: *mut sys::ibv_context, _: u8, _: c_int, key: *mut u16) -> c_int {
+pub(super) unsafe extern "C" fn query_pkey(
+    _: *mut sys::ibv_context,
+    _: u8,
+    _: c_int,
+    key: *mut u16,
+) -> c_int {
     count_call();
     // SAFETY: the caller's word.
     unsafe { *key = PARTITION.get().to_be() };

@@ -24,9 +24,10 @@ use std::sync::{Arc, LazyLock, Mutex};
 use memmap2::{MmapOptions, MmapRaw};
 
 use self::calls::{LIBRARY, Peermem, poll_cq, post_send};
+use self::ports::PortFaults;
 use self::receives::{Channels, post_recv, req_notify_cq};
 use self::undoing::Undoing;
-use super::device::{Device, Limits, lock};
+use super::device::{Device, Limits, Port, lock};
 use super::open::OpenedDevice;
 use super::rail::Rail;
 use super::scripted;
@@ -81,10 +82,7 @@ struct DeviceState {
     keeps_order: bool,
     /// Whether words that are acknowledged before they are in memory get there late.
     is_late: bool,
-    /// Ports through which no answer comes.
-    cut: HashSet<u8>,
-    /// Ports that do nothing any more, and tell nothing.
-    silent: HashSet<u8>,
+    ports: PortFaults,
     /// Packets whose senders have given up.
     late: Vec<LatePacket>,
     /// Events that are not told yet.
@@ -302,8 +300,7 @@ impl Unordered {
             lingering: Vec::new(),
             keeps_order: false,
             is_late: false,
-            cut: HashSet::new(),
-            silent: HashSet::new(),
+            ports: PortFaults::default(),
             late: Vec::new(),
             events: VecDeque::new(),
             domains: HashSet::new(),
@@ -331,24 +328,25 @@ impl Unordered {
     }
 
     /// The same over so many rails, and with queues for so many requests.
-    fn verbs_over(&self, rails: usize, queue_depth: usize, in_order: Option<bool>) -> Verbs {
+    pub(crate) fn verbs_over(&self, rails: usize, queue_depth: usize, in_order: Option<bool>) -> Verbs {
         self.verbs_at(&vec![1; rails], queue_depth, in_order)
     }
 
     /// The same over a rail for each of these speeds.
     fn verbs_at(&self, speeds: &[u32], queue_depth: usize, in_order: Option<bool>) -> Verbs {
-        self.verbs_on(false, speeds, queue_depth, in_order)
+        self.verbs_on(false, 1, speeds, queue_depth, in_order)
     }
 
     /// The transport over the device as one of InfiniBand, which has no way to those of Ethernet.
     #[cfg(feature = "tcp")]
     pub(crate) fn verbs_on_infiniband(&self) -> Verbs {
-        self.verbs_on(true, &[1], DEPTH as usize, None)
+        self.verbs_on(true, 1, &[1], DEPTH as usize, None)
     }
 
     fn verbs_on(
         &self,
         is_infiniband: bool,
+        first_port: u8,
         speeds: &[u32],
         queue_depth: usize,
         in_order: Option<bool>,
@@ -364,11 +362,17 @@ impl Unordered {
             reads_posted: READS,
             ..info.limits
         };
-        let (port, reason) = (info.ports[0].clone(), String::new());
         let options = VerbsOptions { in_order, ..VerbsOptions::default() };
-        let rail = Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap();
+        let at_port = |(number, speed): (u8, &u32)| {
+            let (device, info, reason) = (Arc::clone(&device), info.clone(), String::new());
+            let port = Port { number, speed: *speed, ..info.ports[0].clone() };
+            Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap()
+        };
+        let rails: Vec<Rail> = (first_port..).zip(speeds).map(at_port).collect();
+        #[cfg(feature = "cuda")]
+        let serial = rails[0].domain.serial;
         Verbs::new(VerbsShared {
-            rails: (1..).zip(speeds).map(|(port, speed)| at_port(&rail, port, *speed)).collect(),
+            rails,
             queue_depth,
             inline_bytes: 64,
             first_packet: None,
@@ -379,7 +383,7 @@ impl Unordered {
             rails_lost: AtomicU64::new(0),
             hearing: super::Hearing::new().unwrap(),
             #[cfg(feature = "cuda")]
-            on_gpus: crate::cuda::RegisteredMemory::new(rail.domain.serial),
+            on_gpus: crate::cuda::RegisteredMemory::new(serial),
         })
     }
 
@@ -422,23 +426,6 @@ impl Unordered {
         Arc::new(move || lock(&world.state).push(None))
     }
 
-    /// From now on no answer comes through this port.
-    fn cut(&self, port: u8) {
-        lock(&self.world.state).cut.insert(port);
-    }
-
-    /// From now on this port does nothing, and tells nothing.
-    fn silence(&self, port: u8) {
-        lock(&self.world.state).silent.insert(port);
-    }
-
-    /// Has the device tell this of its port.
-    fn tell_of_port(&self, event_type: sys::ibv_event_type, port: u8) {
-        let mut event = sys::ibv_async_event { event_type, ..Default::default() };
-        event.element.port_num = port.into();
-        lock(&self.world.state).events.push_back(event);
-    }
-
     /// Has the device tell this of the queue pair of this index, the oldest first.
     fn tell_of_pair(&self, event_type: sys::ibv_event_type, pair: usize) {
         let mut state = lock(&self.world.state);
@@ -478,13 +465,6 @@ impl Unordered {
     }
 }
 
-/// The same rail through another port of this speed.
-fn at_port(rail: &Rail, port: u8, speed: u32) -> Rail {
-    let mut rail = rail.clone();
-    (rail.port.number, rail.port.speed) = (port, speed);
-    rail
-}
-
 impl DeviceState {
     fn random(&mut self, below: usize) -> usize {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -497,7 +477,7 @@ impl DeviceState {
     fn step(&mut self) -> bool {
         let mut steps = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            if self.silent.contains(&pair.port) {
+            if self.ports.silent.contains(&pair.port) {
                 continue;
             }
             steps.extend(
@@ -550,7 +530,7 @@ impl DeviceState {
     /// Whether answers come to what a pair sends.
     fn is_answered(&self, pair: &ScriptedPair) -> bool {
         let serves = |other: &ScriptedPair| other.number == pair.peer && other.is_receiving();
-        !self.cut.contains(&pair.port) && self.pairs.iter().any(serves)
+        !self.ports.cut.contains(&pair.port) && self.pairs.iter().any(serves)
     }
 
     /// A packet that is late gets to its queue pair, if that lives.
@@ -596,7 +576,8 @@ impl DeviceState {
             }
             DeviceStep::GiveUp(request) => {
                 self.leave_late(pair);
-                return self.fail(pair, request, sys::IBV_WC_RETRY_EXC_ERR);
+                let failure = self.ports.failure_of(self.pairs[pair].port);
+                return self.fail(pair, request, failure);
             }
         };
         let ScriptedRequest { remote, key, bytes, reads_into, atomic, .. } =
@@ -790,6 +771,9 @@ mod gpu;
 mod gpudirect;
 #[cfg(test)]
 mod lost_rails;
+mod ports;
+#[cfg(test)]
+mod rails_left_out;
 mod receives;
 #[cfg(test)]
 mod tests;

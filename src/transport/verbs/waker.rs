@@ -1,8 +1,9 @@
-//! The waker of a listener, which wakes its sleeping owner: peers' requests that are to be noticed ring it.
+//! The wakers of a listener, one for each of its devices, which wake its sleeping owner: peers' requests that are to be
+//! noticed ring that of the device by which they come.
 //!
 //! A WRITE with immediate data uses up a receive of the queue pair that serves it, and completes there. The completions
-//! of many pairs go to one queue, and all queues share one channel, whose descriptor a thread can wait for: to wake up
-//! costs calls for the queues that have something to say, however many peers are silent.
+//! of many pairs go to one queue, and all queues of a device share one channel, whose descriptor a thread can wait for:
+//! to wake up costs calls for the queues that have something to say, however many peers are silent.
 //!
 //! Each pair has receives of its own, and a peer spends no more than it was told of: they are posted again when it is
 //! told. One that arrives where none is posted holds up its connection, and in the end breaks it. Were the receives
@@ -88,7 +89,7 @@ impl Drop for CompletionChannel {
     }
 }
 
-/// The waker of one listener.
+/// The waker of one device of a listener.
 pub(super) struct Waker {
     channel: Arc<CompletionChannel>,
     /// Completions for which each queue has room.
@@ -175,27 +176,6 @@ impl Waker {
         }
     }
 
-    /// Sleeps until a request that is to be noticed is done, or one of `others` can be read, but no longer than
-    /// `timeout`. What was done since the last call ends it at once.
-    pub(super) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
-        if self.answer() {
-            return;
-        }
-        let events = self.channel.events();
-        let mut sources: SmallVec<[PollFd<'_>; 4]> = SmallVec::new();
-        sources.push(PollFd::new(&events, PollFlags::IN));
-        sources.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
-        // What is longer than the system can count is for ever.
-        let limit = rustix::time::Timespec::try_from(timeout).ok();
-        // Interrupted or refused, it is only a shorter wait.
-        let _ready = rustix::event::poll(&mut sources, limit.as_ref());
-        if sources[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
-            // The device is gone, which its owner finds out elsewhere: this ends every wait from now on.
-            std::thread::sleep(timeout.min(NAP));
-        }
-        self.answer();
-    }
-
     /// Asks to be told of the next request again where one was told of; whether there were some since the last time.
     fn answer(&self) -> bool {
         // Each queue tells once, until it is armed here again: more than that is for the next call, so that peers which
@@ -214,4 +194,27 @@ impl Waker {
         }
         has_some
     }
+}
+
+/// Sleeps until a request that is to be noticed by one of these wakers is done, or one of `others` can be read, but no
+/// longer than `timeout`. What was done since the last call ends it at once.
+pub(super) fn wait(wakers: &[Arc<Waker>], others: &[BorrowedFd<'_>], timeout: Duration) {
+    // Each of them answers, whatever the others have.
+    let answer = || wakers.iter().filter(|waker| waker.answer()).count() > 0;
+    if answer() {
+        return;
+    }
+    let events = wakers.iter().map(|waker| waker.channel.events()).chain(others.iter().copied());
+    let sources = events.map(|source| PollFd::from_borrowed_fd(source, PollFlags::IN));
+    let mut sources: SmallVec<[PollFd<'_>; 4]> = sources.collect();
+    // What is longer than the system can count is for ever.
+    let limit = rustix::time::Timespec::try_from(timeout).ok();
+    // Interrupted or refused, it is only a shorter wait.
+    let _ready = rustix::event::poll(&mut sources, limit.as_ref());
+    let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+    if sources.iter().take(wakers.len()).any(|source| source.revents().intersects(gone)) {
+        // A device is gone, which its owner finds out elsewhere: this ends every wait from now on.
+        std::thread::sleep(timeout.min(NAP));
+    }
+    answer();
 }

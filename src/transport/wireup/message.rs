@@ -10,7 +10,7 @@ use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received, Refusal};
 /// Version of everything that any transport sends, in the wire-up and after it.
 ///
 /// Version 3 and those before it were of one transport each.
-pub(crate) const WIRE_VERSION: u32 = 13;
+pub(crate) const WIRE_VERSION: u32 = 14;
 
 /// More than the longest body: a refusal with its reason.
 const BODY_MAX: usize = 8192;

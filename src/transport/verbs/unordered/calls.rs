@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use super::ports::compat_query_port;
 use super::receives::{ack_cq_events, create_comp_channel, destroy_comp_channel, get_cq_event};
 use super::undoing::dealloc_pd;
 use super::*;
@@ -29,6 +30,10 @@ pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
     get_async_event,
     ack_async_event,
     event_type_str: scripted::event_type_str,
+    compat_query_port,
+    port_state_str: scripted::event_type_str,
+    query_gid_ex: scripted::query_gid_ex,
+    query_pkey: scripted::query_pkey,
     query_qp_data_in_order: Some(query_qp_data_in_order),
     ..Library::absent()
 });

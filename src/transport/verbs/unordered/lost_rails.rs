@@ -16,17 +16,17 @@ use crate::transport::{
 const SLOT_BYTES: usize = 64 * PACKET_BYTES;
 const ROUNDS: u64 = 6;
 
-const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+pub(super) const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// Both ends of a connection over several rails: one posts, the other has the memory.
-struct Scene {
-    device: Unordered,
-    verbs: Verbs,
-    poster: VerbsEndpoint,
-    target: VerbsEndpoint,
+pub(super) struct Scene {
+    pub(super) device: Unordered,
+    pub(super) verbs: Verbs,
+    pub(super) poster: VerbsEndpoint,
+    pub(super) target: VerbsEndpoint,
     /// A page of words, a slot for payloads, and what is only read.
-    regions: [MemoryRegion; 3],
-    granted: Vec<RemoteSlice>,
+    pub(super) regions: [MemoryRegion; 3],
+    pub(super) granted: Vec<RemoteSlice>,
     source: LocalSlice,
     into: LocalSlice,
     /// Whether the target looks at its connections.
@@ -52,7 +52,11 @@ impl Scene {
     }
 
     fn over(device: Unordered, verbs: Verbs) -> Scene {
-        let page = WORDS | Access::REMOTE_ATOMIC;
+        Scene::with_page(device, verbs, WORDS | Access::REMOTE_ATOMIC)
+    }
+
+    /// The same whose page of words the peer may use so.
+    pub(super) fn with_page(device: Unordered, verbs: Verbs, page: Access) -> Scene {
         let access = [page, WORDS | Access::RELAXED, Access::REMOTE_READ];
         let regions = access.map(|access| verbs.allocate(SLOT_BYTES, access).unwrap());
         let offer =
@@ -65,12 +69,12 @@ impl Scene {
         Scene { device, poster, target, regions, granted, source, into, looks, begun, verbs }
     }
 
-    fn word(&self, round: u64) -> Operation {
+    pub(super) fn word(&self, round: u64) -> Operation {
         Operation::WriteInline { data: Inline::word(round), remote: self.granted[0].slice(0, 8).unwrap() }
     }
 
     /// Adds one to a counter beside the word.
-    fn count(&self) -> Operation {
+    pub(super) fn count(&self) -> Operation {
         let (local, remote) = (self.into.slice(0, 8).unwrap(), self.granted[0].slice(8, 8).unwrap());
         Operation::FetchAdd { local, remote, add: 1 }
     }
@@ -86,7 +90,7 @@ impl Scene {
     }
 
     /// Both sides look at their connections, as they do now and then.
-    fn look(&mut self) -> Result<(), Disconnected> {
+    pub(super) fn look(&mut self) -> Result<(), Disconnected> {
         assert!(self.begun.elapsed().as_secs() < 60, "waited in vain");
         self.verbs.shared.hearing.hurry();
         if self.looks {
@@ -96,7 +100,7 @@ impl Scene {
     }
 
     /// A step of the device, or a look of both sides.
-    fn step(&mut self, round: u64) {
+    pub(super) fn step(&mut self, round: u64) {
         let looks = lock(&self.device.world.state).random(400) == 0;
         if looks || !self.device.step() {
             // If it is over, the completion says so.
@@ -126,13 +130,13 @@ impl Scene {
         }
     }
 
-    fn carry_out(&mut self, operation: Operation, round: u64) -> Result<(), CompletionError> {
+    pub(super) fn carry_out(&mut self, operation: Operation, round: u64) -> Result<(), CompletionError> {
         self.post(&[WorkRequest::signalled(round, operation)], round);
         self.completion(round).result
     }
 
     /// A gradient, its announcement, and READs of it and of what is only read; and a while in which the owner uses it.
-    fn round(&mut self, round: u64) {
+    pub(super) fn round(&mut self, round: u64) {
         fill(&self.source, round);
         let batch =
             [WorkRequest::unsignalled(0, self.payload()), WorkRequest::signalled(round, self.word(round))];
@@ -149,7 +153,7 @@ impl Scene {
     }
 
     /// Waits until both sides have lost so many rails.
-    fn wait_for_losses(&mut self, rails: u64) {
+    pub(super) fn wait_for_losses(&mut self, rails: u64) {
         while self.verbs.rails_lost() < 2 * rails {
             self.look().unwrap();
         }

@@ -1,0 +1,97 @@
+//! The rails of one connection: those that both sides can use when it is made.
+//!
+//! Rails of one index belong together, and the first that both sides can use leads: it carries all that is not striped,
+//! and heartbeats. One whose port is down is left out, so that a connection that was lost with its first rail is made
+//! again over the others.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::VerbsShared;
+use super::gid::GidChoice;
+use super::hello::{PortAddress, Terms};
+use super::queue_pair::QueuePairPath;
+use crate::transport::{Address, ConnectError, MAKE_RDMA_CONNECTION};
+
+/// A rail that a connection is made over.
+pub(super) struct ChosenRail {
+    /// Its index among all of the transport.
+    pub(super) index: usize,
+    /// The address to speak from.
+    pub(super) from: GidChoice,
+}
+
+impl VerbsShared {
+    /// Chooses those rails that can be used now, of these indexes, each towards an address of the peer's. A transport
+    /// with one rail does not ask for the state of its port: without it there is no connection.
+    ///
+    /// # Errors
+    /// None can be used: what is the matter with the first.
+    pub(super) fn usable_rails(
+        &self,
+        towards: impl Iterator<Item = (usize, Option<IpAddr>)>,
+        at: &Address,
+    ) -> Result<Vec<ChosenRail>, ConnectError> {
+        let (mut usable, mut first_error) = (Vec::new(), None);
+        for (index, peer) in towards {
+            let Some(rail) = self.rails.get(index) else { continue };
+            let is_asked = self.rails.len() > 1 && !mutant!("rail_down_offered");
+            let is_up = if is_asked { rail.check_up(at) } else { Ok(()) };
+            match is_up.and_then(|()| rail.gid_towards(peer, at)) {
+                Ok(from) => usable.push(ChosenRail { index, from }),
+                Err(error) => {
+                    tracing::warn!(%error, "a rail is left out of a new RDMA connection");
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        match first_error {
+            _ if !usable.is_empty() => Ok(usable),
+            Some(error) => Err(error),
+            None => Err(no_rail(
+                at,
+                "of the devices that both sides have none has its link up on both",
+                "name as many devices in the same order on both sides, and bring their links up",
+            )),
+        }
+    }
+
+    /// Returns the port addresses of this side on these rails.
+    pub(super) fn port_addresses(&self, rails: &[ChosenRail]) -> Vec<PortAddress> {
+        rails.iter().map(|rail| self.rails[rail.index].port_address(&rail.from.gid)).collect()
+    }
+
+    /// The ways between two sides, one for each of these rails, of which both have these addresses.
+    pub(super) fn paths<'a>(
+        &self,
+        rails: &[ChosenRail],
+        ours: impl Iterator<Item = &'a PortAddress>,
+        theirs: &Terms,
+    ) -> Result<Vec<QueuePairPath>, &'static str> {
+        let ways = rails.iter().zip(ours.zip(theirs.port_addresses()));
+        ways.map(|(rail, (ours, theirs))| self.rails[rail.index].path(&rail.from, ours, theirs)).collect()
+    }
+}
+
+/// Refuses a connection over these rails on which either side grants atomics, if the transport's first one does not
+/// lead: two devices are not atomic among each other, and the atomics of other peers go through the first.
+pub(super) fn check_atomics(
+    rails: &[ChosenRail],
+    grants_atomics: bool,
+    at: &Address,
+) -> Result<(), ConnectError> {
+    if !grants_atomics || rails.first().is_some_and(|lead| lead.index == 0) {
+        return Ok(());
+    }
+    Err(no_rail(
+        at,
+        "it grants atomics, which take the first device of each side, and the link of one of these is down",
+        "bring the links of the first devices up, or grant no atomics",
+    ))
+}
+
+/// There is no rail by which the connection could be made now.
+fn no_rail(at: &Address, reason: &'static str, remedy: &'static str) -> ConnectError {
+    let (source, address) = (io::Error::new(io::ErrorKind::NetworkDown, reason), at.clone());
+    ConnectError::System { operation: MAKE_RDMA_CONNECTION, address, source, remedy }
+}
