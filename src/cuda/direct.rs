@@ -181,7 +181,8 @@ impl GpuMemory {
         }
         let pages = self.whole().pages()?.pop().ok_or(GpuError::Empty)?;
         if pages.pointer != self.pointer() {
-            let reason = "peers name bytes from the begin of a page on: let the memory begin at a multiple of 4096";
+            let reason =
+                "peers name bytes from the begin of a page on: let the memory begin at a multiple of 4096";
             return Err(not_direct(reason));
         }
         if pages.addresses().end < self.pointer() + self.bytes() as u64 {

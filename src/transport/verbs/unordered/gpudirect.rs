@@ -595,7 +595,7 @@ fn behind_a_piece_that_no_device_registers_a_tensor_is_staged() {
 }
 
 #[test]
-fn peers_are_granted_the_callers_memory_only_from_a_page_on_and_of_one_piece() {
+fn peers_are_granted_the_callers_memory_from_a_page_on_and_of_one_piece() {
     let scene = scene(Import::DmaBuf, 15, 1, PAGE);
     let grant = |pointer, bytes| {
         let memory = memory_with_owner(&scene.gpu, pointer, bytes, ());
