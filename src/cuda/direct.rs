@@ -1,9 +1,10 @@
 //! Memory of a GPU as RDMA devices reach it: its dma-bufs, registrations that go with it, and how kernels come to see
 //! what devices have written there.
 //!
-//! What peers are granted is memory of this library's own, which is one allocation. The caller's memory is only read
-//! and written by requests of this process. It may have been mapped piece by piece, as PyTorch's expandable segments
-//! are: each piece is registered by itself, and a request is cut where the registrations end.
+//! What peers are granted is memory of this library's own, which is one allocation, or the caller's of one piece. Other
+//! memory of the caller's is only read and written by requests of this process. It may have been mapped piece by piece,
+//! as PyTorch's expandable segments are: each piece is registered by itself, and a request is cut where the
+//! registrations end.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;

@@ -138,13 +138,22 @@ impl GpuMemory {
         let (handle, offset) = self.shared_handle()?;
         let primary = &self.block().primary;
         let uuid = primary.call(SHARING, |driver| driver.device_uuid(primary.device()))?;
-        let number = getrandom::u64().map_err(|error| not_passed(SHARING, &error))?;
+        let number = self.number()?;
         let offer = MemoryOffer { handle, uuid, offset, number };
-        let file = lender.lend(&offer.to_bytes()).map_err(|error| not_passed(SHARING, &error))?;
+        lender.lend(&offer.to_bytes()).map_err(|error| not_passed(SHARING, &error))
+    }
+
+    /// The number by which this process finds it again: one for all peers that it is lent to.
+    fn number(&self) -> Result<u64, GpuError> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         shared.retain(|(_, block)| block.strong_count() > 0);
+        let is_this = |block: &Weak<GpuBlock>| std::ptr::eq(block.as_ptr(), Arc::as_ptr(self.block()));
+        if let Some((number, _)) = shared.iter().find(|(_, block)| is_this(block)) {
+            return Ok(*number);
+        }
+        let number = getrandom::u64().map_err(|error| not_passed(SHARING, &error))?;
         shared.push((number, Arc::downgrade(self.block())));
-        Ok(file)
+        Ok(number)
     }
 }
 

@@ -93,7 +93,7 @@ impl GpuMemory {
 
     /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU, or for the
     /// one that the memory is on if this one has no peer access to that. It stays allocated until the last process has
-    /// let go of it. Memory that this process has exported is itself. Returns the GPU whose memory it is from now on.
+    /// let go of it. Memory of the caller's that this process has lent is itself. Returns the GPU whose memory it is from now on.
     ///
     /// # Errors
     /// The descriptor is none of memory of a GPU, the memory has another length, or this process cannot use the GPU
@@ -162,7 +162,10 @@ impl GpuMemory {
     pub(crate) fn expect_exported(&self) -> Result<(), GpuError> {
         match self.block.backing {
             GpuBacking::Caller(_) => self.shared_handle().map(drop),
-            GpuBacking::Own(_) | GpuBacking::Opened(_) | GpuBacking::Lent { .. } => Ok(()),
+            GpuBacking::Own(_) => Ok(()),
+            GpuBacking::Opened(_) | GpuBacking::Lent { .. } => {
+                Err(GpuError::NotOurs { pointer: self.block.pointer })
+            }
         }
     }
 

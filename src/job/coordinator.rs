@@ -163,7 +163,7 @@ impl Attendance {
 
     fn receive(&mut self, who: Role, message: &[u8], now: Instant) {
         match (postcard::from_bytes(message), who) {
-            (Ok(FromMember::Workers(workers)), _) => self.served.say(who, workers, now),
+            (Ok(FromMember::Workers { workers, come }), _) => self.served.say(who, workers, &come, now),
             _ if self.has_finished(who) => {}
             (Ok(FromMember::Plan(plan, world)), _)
                 if plan.agrees_with(&self.plan) && world == self.world => {}
@@ -244,10 +244,12 @@ impl Attendance {
         let all_lost = lost == self.finished.len();
         // The time without any worker begins when the last one is lost.
         let latest = absent().filter(|(role, ..)| is_worker(role)).map(|(_, time, _)| time).min();
-        // The servers begin once each worker has come to them: one that was lost before holds up all others.
+        // A server begins once each worker has come to it: one that was lost before holds up all others. With a proxy
+        // on each host, that is where it comes to.
         let holds_up = |worker: u32| {
             let is_lost = self.roster.lost_since(Role::Worker(worker)).is_some();
-            is_lost && self.plan.servers > 0 && has_servers && !self.served.has_come(worker)
+            let servers = if self.plan.per_host { 1.min(self.plan.servers) } else { self.plan.servers };
+            is_lost && has_servers && self.served.has_come_to(worker) < servers as usize
         };
         for (role, waited, was_lost) in absent() {
             let (waited, cause) = match role {
@@ -429,10 +431,37 @@ mod tests {
         attendance.take(HubEvent::Joined(member(5, MemberRole::Worker, 1)), now + 3 * TIMEOUT);
         attendance.take(left(5, MemberRole::Worker, 1), now + 3 * TIMEOUT);
         assert_eq!(attendance.end(now + 5 * TIMEOUT), None, "they have begun before");
+        // It was there for so short a time that no message said that it is in.
+        let mut attendance = complete(plan(), now);
+        attendance.take(come(&[0], &[0, 1]), now);
+        attendance.take(left(3, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now + TIMEOUT), None, "it came to the server");
+    }
+
+    #[test]
+    fn a_worker_that_is_lost_between_two_servers_ends_the_job() {
+        let now = Instant::now();
+        let mut attendance = Attendance::new(JobPlan::servers(2).timeout(TIMEOUT), 4, now);
+        let (server, worker) = (MemberRole::Server, MemberRole::Worker);
+        for (id, role, role_rank) in [(1, server, 0), (2, server, 1), (3, worker, 0), (4, worker, 1)] {
+            attendance.take(HubEvent::Joined(member(id, role, role_rank)), now);
+        }
+        for (id, come) in [(1, vec![0, 1]), (2, vec![0])] {
+            attendance.take(said(id, &FromMember::Workers { workers: come.clone(), come }), now);
+        }
+        attendance.take(left(4, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now + TIMEOUT / 2), None);
+        let why = abort(attendance.end(now + TIMEOUT));
+        assert!(why.starts_with("worker 1 was lost before it came to the servers"), "{why}");
     }
 
     fn in_at_the_server(workers: &[u32]) -> HubEvent {
-        said(1, &FromMember::Workers(workers.to_vec()))
+        come(workers, workers)
+    }
+
+    /// What the server says where these workers are in, and those have ever come.
+    fn come(workers: &[u32], come: &[u32]) -> HubEvent {
+        said(1, &FromMember::Workers { workers: workers.to_vec(), come: come.to_vec() })
     }
 
     #[test]

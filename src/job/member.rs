@@ -54,9 +54,10 @@ pub trait Conversation: Send + 'static {
     /// Gives the message that this member gives up, and why.
     fn failed(&mut self, why: ErrorReport) -> Vec<u8>;
 
-    /// Gives the message that these workers are in at the server of this process, unless rank 0 knows that.
-    fn serves(&mut self, workers: Vec<u32>) -> Option<Vec<u8>> {
-        let _ = workers;
+    /// Gives the message that these workers are in at the server of this process, and that those have ever come to it,
+    /// unless rank 0 knows that.
+    fn serves(&mut self, workers: Vec<u32>, come: Vec<u32>) -> Option<Vec<u8>> {
+        let _ = (workers, come);
         None
     }
 

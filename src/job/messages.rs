@@ -16,7 +16,11 @@ pub(super) enum FromMember {
     /// The member gives up, and why.
     Failed(String),
     /// The workers that are in at the server of this process.
-    Workers(Vec<u32>),
+    Workers {
+        workers: Vec<u32>,
+        /// Those that have ever come to it.
+        come: Vec<u32>,
+    },
 }
 
 /// A message of rank 0.
@@ -38,8 +42,9 @@ pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
 pub(super) struct EndOnly {
     /// This worker has told rank 0 that it has finished.
     finished: bool,
-    /// The workers of which rank 0 was told that they are in at the server of this process.
-    workers: Vec<u32>,
+    /// The workers of which rank 0 was told that they are in at the server of this process, and that they have ever
+    /// come to it.
+    workers: (Vec<u32>, Vec<u32>),
 }
 
 impl Conversation for EndOnly {
@@ -63,10 +68,11 @@ impl Conversation for EndOnly {
         encode(&FromMember::Failed(why.to_string()))
     }
 
-    fn serves(&mut self, workers: Vec<u32>) -> Option<Vec<u8>> {
-        (self.workers != workers).then(|| {
-            self.workers.clone_from(&workers);
-            encode(&FromMember::Workers(workers))
+    fn serves(&mut self, workers: Vec<u32>, come: Vec<u32>) -> Option<Vec<u8>> {
+        let told = (workers, come);
+        (self.workers != told).then(|| {
+            self.workers.clone_from(&told);
+            encode(&FromMember::Workers { workers: told.0, come: told.1 })
         })
     }
 }
@@ -92,7 +98,7 @@ pub(crate) fn message_samples() -> Vec<Vec<u8>> {
         FromMember::Plan(plan, 3),
         FromMember::Finished,
         FromMember::Failed("why".into()),
-        FromMember::Workers(vec![0, 1, u32::MAX]),
+        FromMember::Workers { workers: vec![0, 1], come: vec![0, 1, u32::MAX] },
     ];
     let of_rank_0 = [FromCoordinator::Over, FromCoordinator::Abort("why".into())];
     of_members.iter().map(encode).chain(of_rank_0.iter().map(encode)).collect()

@@ -61,7 +61,7 @@ impl HostThread {
                 }
             }
             drop(server);
-            member.tell(|conversation| conversation.serves(Vec::new()));
+            member.tell(|conversation| conversation.serves(Vec::new(), Vec::new()));
         };
         let spawned = std::thread::Builder::new().name("slackline-host".into()).spawn(serve);
         let thread = spawned.map_err(|source| Error::Thread { what: "the server of this host", source })?;

@@ -10,8 +10,8 @@ pub(super) struct ServedWorkers {
     /// The workers at each process that serves some, in order of their numbers.
     said: Vec<(Role, Vec<u32>)>,
     workers: Vec<WorkerPresence>,
-    /// Whether some process with its number has been in, now or before.
-    have_come: Vec<bool>,
+    /// The processes to whose servers a worker of this number has ever come.
+    have_come: Vec<Vec<Role>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,13 +25,20 @@ enum WorkerPresence {
 
 impl ServedWorkers {
     pub(super) fn new(workers: usize, now: Instant) -> ServedWorkers {
-        let (presence, have_come) = (vec![WorkerPresence::Never(now); workers], vec![false; workers]);
+        let (presence, have_come) = (vec![WorkerPresence::Never(now); workers], vec![Vec::new(); workers]);
         ServedWorkers { said: Vec::new(), workers: presence, have_come }
     }
 
-    /// A process says which workers are in at its server.
-    pub(super) fn say(&mut self, who: Role, mut workers: Vec<u32>, now: Instant) {
+    /// A process says which workers are in at its server, and which have ever come to it.
+    pub(super) fn say(&mut self, who: Role, mut workers: Vec<u32>, come: &[u32], now: Instant) {
         workers.sort_unstable();
+        for worker in come {
+            if let Some(servers) = self.have_come.get_mut(*worker as usize)
+                && !servers.contains(&who)
+            {
+                servers.push(who);
+            }
+        }
         self.said.retain(|(other, _)| *other != who);
         self.said.push((who, workers));
         self.look(now);
@@ -61,9 +68,8 @@ impl ServedWorkers {
 
     fn look(&mut self, now: Instant) {
         let said = &self.said;
-        for ((worker, presence), has_come) in (0..).zip(&mut self.workers).zip(&mut self.have_come) {
+        for (worker, presence) in (0..).zip(&mut self.workers) {
             let is_in = said.iter().any(|(_, workers)| workers.binary_search(&worker).is_ok());
-            *has_come |= is_in;
             *presence = match (is_in, *presence) {
                 (true, _) => WorkerPresence::In,
                 (false, WorkerPresence::In) => WorkerPresence::Out(now),
@@ -72,9 +78,10 @@ impl ServedWorkers {
         }
     }
 
-    /// Whether a worker of this number has ever been in at a server. Until all have, the servers begin nothing.
-    pub(super) fn has_come(&self, worker: u32) -> bool {
-        self.have_come.get(worker as usize).is_some_and(|has_come| *has_come)
+    /// The number of processes to whose servers a worker of this number has ever come. A server begins nothing until all
+    /// have come to it that it expects.
+    pub(super) fn has_come_to(&self, worker: u32) -> usize {
+        self.have_come.get(worker as usize).map_or(0, Vec::len)
     }
 
     /// The time for which a worker has been in at no server, if it was in before.
@@ -103,20 +110,20 @@ mod tests {
         let (begun, second) = (Instant::now(), Duration::from_secs(1));
         let mut presence = ServedWorkers::new(3, begun);
         let [first, last] = [Role::Server(0), Role::Server(1)];
-        presence.say(first, vec![2, 0, 9], begun);
-        presence.say(last, vec![0], begun);
+        presence.say(first, vec![2, 0, 9], &[], begun);
+        presence.say(last, vec![0], &[], begun);
         assert_eq!([0, 1, 2].map(|worker| presence.out_for(worker, begun)), [None; 3], "1 was never in");
-        presence.say(first, vec![2], begun);
+        presence.say(first, vec![2], &[], begun);
         assert_eq!(presence.out_for(0, begun + second), None, "one server has it");
         presence.lose(last, begun + second);
         assert_eq!(presence.out_for(0, begun + 3 * second), Some(2 * second));
         // The server that was lost comes back: until then the worker could not be in there.
         presence.join(last, begun + 3 * second);
         assert_eq!(presence.out_for(0, begun + 4 * second), Some(second));
-        presence.say(last, vec![0], begun + 4 * second);
+        presence.say(last, vec![0], &[], begun + 4 * second);
         assert_eq!(presence.out_for(0, begun + 9 * second), None);
         // Another process is the worker from now on.
-        presence.say(last, Vec::new(), begun);
+        presence.say(last, Vec::new(), &[], begun);
         presence.join(Role::Worker(0), begun);
         assert_eq!(presence.out_for(0, begun + second), None);
         let never = [0, 1, 2].map(|worker| presence.never_in_for(worker, begun + 9 * second));

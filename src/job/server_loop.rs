@@ -45,19 +45,20 @@ pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoi
     }
 }
 
-/// The numbers of the workers that are in at a server, in order.
-fn workers_in(server: &Server<Mixed>) -> Vec<u32> {
-    // One that is not of this job may be in as well: its identity is no number.
-    let mut workers: Vec<u32> = server.worker_identities().filter_map(|word| word.try_into().ok()).collect();
+/// The numbers of workers of these identities, in order.
+fn numbers(identities: impl Iterator<Item = u64>) -> Vec<u32> {
+    // One that is not of this job may be among them: its identity is no number.
+    let mut workers: Vec<u32> = identities.filter_map(|word| word.try_into().ok()).collect();
     workers.sort_unstable();
     workers
 }
 
 impl<C: Conversation> JobMember<C> {
-    /// Tells rank 0 which workers are in at a server of this process, if others are than it was told the last time.
+    /// Tells rank 0 which workers are in at a server of this process, and which have ever come to it, if these are
+    /// others than it was told the last time.
     pub(super) fn tell_workers(&self, server: &Server<Mixed>) {
-        let workers = workers_in(server);
-        if let Some(message) = self.with(|conversation| conversation.serves(workers)) {
+        let (workers, come) = (numbers(server.worker_identities()), numbers(server.joined_identities()));
+        if let Some(message) = self.with(|conversation| conversation.serves(workers, come)) {
             self.send(message);
         }
     }

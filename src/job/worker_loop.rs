@@ -147,7 +147,7 @@ struct ServerLoss {
     /// Servers that are lost may come back.
     reconnect: bool,
     error: Option<Error>,
-    /// The clock at which the worker connected last, and the requests that were refused or failed since it came there.
+    /// The clock of the worker, and the requests that were refused or failed since it came there.
     clock: Clock,
     failures: u32,
 }
@@ -175,6 +175,11 @@ impl ServerLoss {
     /// The worker is connected again, at this clock.
     fn recovered(&mut self, clock: Clock) {
         self.error = None;
+        self.reach(clock);
+    }
+
+    /// The worker is at this clock: what failed at earlier ones does not count any more.
+    fn reach(&mut self, clock: Clock) {
         if clock > self.clock {
             (self.clock, self.failures) = (clock, 0);
         }
@@ -193,6 +198,7 @@ impl<C: Conversation> WorkerLoop<C> {
     pub(super) fn begin(&mut self) -> Result<bool, JobError> {
         loop {
             self.recover()?;
+            self.loss.reach(self.worker.clock());
             let timeout = self.plan.timeout;
             // The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where
             // the servers are.
@@ -418,7 +424,10 @@ mod tests {
             assert!(matches!(refuse(&mut loss), Ok(None)));
             loss.recovered(Clock::new(9));
         }
+        let mut advanced = ServerLoss { error: None, ..loss };
         let error = refuse(&mut loss).unwrap_err();
         assert!(error.to_string().contains("the target refused access"), "{error}");
+        advanced.reach(Clock::new(100_000));
+        assert!(matches!(refuse(&mut advanced), Ok(None)), "steps were done since");
     }
 }

@@ -117,13 +117,16 @@ mod on_gpu {
     ) -> Result<PayloadMemory, Error> {
         let refused = |reason| Error::Option { option: "gpu_memory", value: format!("{memory:?}"), reason };
         let Some(gpu) = transport.gpu() else {
-            return Err(refused("the transport has payloads in host memory: give it the GPU (`with_gpu`)"));
+            let reason = "the transport has payloads in host memory: give it the GPU (`with_gpu`), or, over RDMA, a device \
+                          that reaches the GPU (`slackline doctor` says why none does)";
+            return Err(refused(reason));
         };
         if memory.bytes() != bytes {
             let reason = "it must have the bytes of all frames, each rounded up to a multiple of 4096";
             return Err(refused(reason));
         }
         gpu.expect(&memory.whole())?;
+        memory.whole().expect_own()?;
         transport.register_on_gpu(memory)?;
         clear(gpu, memory)?;
         Ok(PayloadMemory::Gpu(memory.clone()))

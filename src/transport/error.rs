@@ -280,6 +280,10 @@ impl Diagnostic for ConnectError {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
+            // The link of a device is down: it may come back.
+            ConnectError::System { source, .. } if source.kind() == io::ErrorKind::NetworkDown => {
+                Some(Duration::from_secs(1))
+            }
             ConnectError::Refused { retry_after, .. } | ConnectError::NoPath { retry_after, .. } => {
                 *retry_after
             }

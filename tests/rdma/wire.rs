@@ -19,6 +19,7 @@ use slackline::{Address, Secret, Transport, Verbs, VerbsOptions};
 
 use crate::rdma::sides;
 use crate::transport::fixture::{Fixture, now, post, read, run, wait_for, wait_until_gone};
+use crate::transport::payloads::InHostMemory;
 use crate::transport::process::{Second, second_process};
 
 /// READs, and as many atomics.
@@ -29,6 +30,7 @@ struct WireFixture;
 
 impl Fixture for WireFixture {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "wire";
 
     fn transport() -> Verbs {

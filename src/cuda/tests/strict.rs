@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::super::sys::HOST_REGISTER_READ_ONLY;
 use super::*;
-use crate::cuda::GpuFold;
+use crate::cuda::{GpuFold, memory_with_owner};
 use crate::table::Encoding;
 
 /// The words with which the driver fails a test that does this.
@@ -57,7 +57,11 @@ fn memory_that_was_mapped_for_reading_only_is_read_and_never_written() {
         scene.stream.copy(&read.slice(0, BYTES).unwrap(), &scene.memory.whole()).unwrap();
         scene.driver.finish();
         assert_eq!(scene.driver.bytes(scene.pointer, BYTES), before);
-        write(&scene, &read);
+        // The library refuses to write it, so this is told of as the caller's own.
+        let (host, into) = (HostBytes::Region(region(4096)), read.slice(0, BYTES).unwrap());
+        let refused = scene.stream.copy_from_host(host, 0, &into, &mut Tickets::default());
+        assert_eq!(refused, Err(GpuError::Lent { pointer: read.pointer() }));
+        write(&scene, &memory_with_owner(&scene.gpu, read.pointer(), BYTES, read.clone()));
         let told = complaint(|| scene.driver.finish());
         assert!(told.contains("for reading only"), "way {index}: {told}");
         assert_eq!(scene.driver.bytes(written.pointer(), BYTES), before);

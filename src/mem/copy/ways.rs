@@ -166,9 +166,9 @@ mod x86 {
         (head, body)
     }
 
-    /// Asks for the first line of each of the two pages behind these, so that their translations are there when the
-    /// copy comes to them: it takes a sixth to a fifth less time (docs/measurements.md). Any address may be asked for;
-    /// this is a hint, and never faults.
+    /// Asks for a line of each of the two pages behind these, so that their translations are there when the copy comes
+    /// to them (docs/measurements.md has what that saves). Any address may be asked for; this is a hint, and never
+    /// faults.
     #[inline(always)]
     fn ask_for_next_pages(destination: *mut u8, source: *const u8) {
         // SAFETY: every x86-64 processor has SSE, and a prefetch of an invalid address does nothing.

@@ -20,7 +20,7 @@ use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
-use crate::transport::{Address, Host, Transport};
+use crate::transport::{Address, ConnectError, Host, Transport};
 
 /// Period at which a relay tells what it has, and looks whether it is to read from another owner.
 const TELL_EVERY: Duration = Duration::from_millis(10);
@@ -230,7 +230,7 @@ impl<T: Transport + Clone> Passing<T> {
                     return Err(Error::AnotherTable { address: owner.clone(), reason });
                 }
                 Ok(reader) => break reader,
-                Err(error) if asked < left && (error.is_retryable() || error.is_no_listener()) => {
+                Err(error) if asked < left && (error.is_retryable() || is_of_system(&error)) => {
                     tracing::warn!(%error, %owner, "an owner upstream does not answer");
                     patience = if next.is_multiple_of(upstream.len()) { 2 * patience } else { patience };
                     runtime.sleep(BEGIN_AGAIN).await;
@@ -242,6 +242,11 @@ impl<T: Transport + Clone> Passing<T> {
         let publisher = serve(&transport, whole, address, options, (Version::new(0), 0))?;
         Ok(Passing::new(reader, publisher, Upstream::Listed(upstream.to_vec(), next)))
     }
+}
+
+/// True if the system refuses the way to an owner: to another one there may be a way.
+fn is_of_system(error: &Error) -> bool {
+    matches!(error, Error::Connect(ConnectError::System { .. }))
 }
 
 impl<T: Transport> Passing<T> {

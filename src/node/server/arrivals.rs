@@ -74,6 +74,11 @@ impl<T: Transport> Server<T> {
         self.shard.peers.iter().flatten().filter(|peer| peer.worker).map(|peer| peer.identity)
     }
 
+    /// The identities of those that have ever joined this incarnation, of the first as many as the job expects.
+    pub(crate) fn joined_identities(&self) -> impl Iterator<Item = u64> {
+        self.identities.iter().copied()
+    }
+
     /// True if no worker of this identity has joined this incarnation before. Nobody asks once as many have joined as
     /// the job expects: no more are kept.
     fn is_first_of(&mut self, identity: u64) -> bool {

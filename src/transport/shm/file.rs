@@ -134,7 +134,11 @@ fn lock(folder: &OwnedFd) -> Result<(), Failure> {
 /// Removes the socket file of a listener that is gone.
 fn remove_dead(path: &Path, name: &SocketAddrUnix) -> Result<(), Failure> {
     let in_use = || io::Error::from(Errno::ADDRINUSE);
-    let stat = rustix::fs::lstat(path).map_err(|errno| (errno.into(), "try again"))?;
+    let stat = match rustix::fs::lstat(path) {
+        // Its listener has just removed it.
+        Err(Errno::NOENT) => return Ok(()),
+        result => result.map_err(|errno| (errno.into(), "try again"))?,
+    };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         let error = io::Error::new(io::ErrorKind::InvalidInput, "a file that is no socket has this path");
         return Err((error, "choose another path"));
@@ -143,7 +147,10 @@ fn remove_dead(path: &Path, name: &SocketAddrUnix) -> Result<(), Failure> {
     match rustix::net::connect(&probe, name) {
         Err(Errno::CONNREFUSED) => {
             tracing::debug!(path = %path.display(), "replacing the socket file of a listener that is gone");
-            rustix::fs::unlink(path).map_err(|errno| (errno.into(), "remove the file by hand"))
+            match rustix::fs::unlink(path) {
+                Err(Errno::NOENT) => Ok(()),
+                result => result.map_err(|errno| (errno.into(), "remove the file by hand")),
+            }
         }
         _ => Err((in_use(), "another process listens there: choose another path")),
     }

@@ -327,7 +327,7 @@ mod with_cuda {
     }
 
     /// The keys by which all peers read memory that they may only read: it is registered once for each device. The
-    /// memory is this library's own, as all that peers are granted.
+    /// memory is of one piece, as all that peers are granted.
     pub(in crate::transport::verbs) fn readers(
         shared: &VerbsShared,
         registrations: &GpuRegistrations,

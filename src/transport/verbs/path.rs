@@ -65,7 +65,9 @@ impl PathSettings {
             return cannot(format!("{retries} retries"), format!("choose 0 to {most}"));
         }
         let partition_key = options.partition_key_at(port);
-        let Some(pkey_index) = index_of(partition_key, &port.partition_keys) else {
+        // A port that is down may have no keys yet: it is asked again once it is up.
+        let pkey_index = index_of(partition_key, &port.partition_keys).or((!port.is_active).then_some(0));
+        let Some(pkey_index) = pkey_index else {
             let list: Vec<String> = port.partition_keys.iter().map(|key| format!("{key:#06x}")).collect();
             let what = format!("the partition key {:#06x}", partition_key.unwrap_or_default());
             return cannot(what, format!("port {} has {}", port.number, list.join(", ")));

@@ -74,7 +74,8 @@ impl Rail {
         };
         let settings = PathSettings::new(options, &info, &port)?;
         // What the device told before it was asked is in the answer.
-        let (changes, pkey_index) = (device.port_changes(), settings.pkey_index);
+        let changes = device.port_changes();
+        let pkey_index = path::index_of(options.partition_key_at(&port), &port.partition_keys);
         Ok(Rail {
             domain: domain()?,
             read_domain: domain()?,
@@ -82,11 +83,7 @@ impl Rail {
             gid_index_from: options.gid_index_from,
             mtu: options.mtu,
             partition_key: options.partition_key_at(&port),
-            state: Arc::new(Mutex::new(PortState {
-                port: port.clone(),
-                pkey_index: Some(pkey_index),
-                changes,
-            })),
+            state: Arc::new(Mutex::new(PortState { port: port.clone(), pkey_index, changes })),
             read_depth: options.read_depth.unwrap_or(READ_DEPTH),
             settings,
             in_order: options.in_order,

@@ -519,6 +519,15 @@ impl DeviceState {
         }
     }
 
+    /// Ends a registration. What lingers gets into its memory before: no device writes there afterwards.
+    fn end_region(&mut self, key: u32) {
+        let Some(region) = self.regions.remove(&key) else { return };
+        let within = region.address..region.address + region.bytes;
+        for Lingering { at, data, .. } in self.lingering.extract_if(.., |one| within.contains(&one.at)) {
+            store(at, &data);
+        }
+    }
+
     /// The address of local memory that a request names by a key, and whether it is a GPU's.
     fn local(&self, piece: &sys::ibv_sge) -> Option<(usize, bool)> {
         let region = self.regions.get(&piece.lkey)?;

@@ -258,7 +258,7 @@ unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
     // SAFETY: made by `reg_mr_iova2`, and undone once.
     let mr = unsafe { Box::from_raw(mr) };
     undoing::wait(mr.context);
-    state(mr.context).regions.remove(&mr.rkey);
+    state(mr.context).end_region(mr.rkey);
     0
 }
 
