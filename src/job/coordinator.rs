@@ -266,7 +266,7 @@ impl Attendance {
                 let what = match (was_lost, self.roster.member(role)) {
                     (true, Some(_)) if is_never_in => "joined and did not come to the servers",
                     (true, Some(_)) => "was evicted by the servers and did not come back",
-                    (true, None) if !all_lost => {
+                    (true, None) if is_worker(&role) && !all_lost => {
                         "was lost before it came to the servers and did not come back"
                     }
                     (true, None) => "was lost and did not come back",
