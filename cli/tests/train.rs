@@ -194,6 +194,7 @@ fn a_saved_model_is_taken_up_again_where_it_was() {
     // Neither the model nor its width need to be said again.
     let json = train(&[&options[..], &["--load", first, "--save", second, "--seed", "5"]].concat());
     assert_eq!((&json["model"], &json["hidden"]), (&json!("mlp"), &json!([17])));
+    assert_eq!(json["saved"], second);
     let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, &[17]).unwrap();
     let expected = serial(&spec, model::load(first).unwrap().1, 5, 50, 2, |_| 0.1);
     assert!(model::load(second).unwrap().1 == expected);
@@ -305,20 +306,28 @@ fn a_model_that_cannot_be_saved_keeps_no_other_result_back() {
     let folder = TempDir::new().unwrap();
     let (models, json) = (folder.path().join("models"), folder.path().join("run.json"));
     std::fs::create_dir(&models).unwrap();
-    let (model, to) = (models.join("model"), json.to_str().unwrap());
-    let slow =
-        ["--epochs", "1", "--jitter", "constant(0.05)", "--json", to, "--save", model.to_str().unwrap()];
-    let mut run = command(&slow).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (model, meet) = (models.join("model"), MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap());
+    let (save, json_file, meet) = (model.to_str().unwrap(), json.to_str().unwrap(), meet.to_string());
+    let job = ["--coordinate", "--workers", "1", "--epochs", "1", "--rendezvous", &meet];
+    let mut run = command(&[&job[..], &["--json", json_file, "--save", save]].concat());
+    let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(run.stderr.take().unwrap());
-    // It has found that it can write both.
+    // It has found that it can write both, and waits for its members.
     said.read_line(&mut String::new()).unwrap();
     std::fs::remove_dir(&models).unwrap();
+    let members = ["serve", "work"].map(|role| {
+        let mut member = Command::new(env!("CARGO_BIN_EXE_slackline"));
+        member.args([role, "--rendezvous", &meet]).stderr(Stdio::null()).spawn().unwrap()
+    });
     let text = read_to_string(said).unwrap();
     let output = run.wait_with_output().unwrap();
+    members.into_iter().for_each(|mut member| assert!(member.wait().unwrap().success()));
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("error: --save ") && text.contains("model"), "{text}");
-    assert!(String::from_utf8(output.stdout).unwrap().contains("staleness"));
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("staleness") && table.ends_with("\nnot saved\n"), "{table}");
     let json: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(json.get("saved"), Some(&Value::Null));
     assert_eq!(json["epochs"], 1);
 }
 

@@ -56,45 +56,30 @@ impl Membership {
         let identity = Identity { role: 1 + introduction.role as u32, rank: introduction.rank, epoch: 0 };
         let terms = ChannelTerms { secret, identity, limit: LIMIT, ..ChannelTerms::new(Purpose::Rendezvous) };
         let introduction = encode(&ToHub::Introduce(introduction));
-        let (mut last, mut refusal) = ("it has no address".to_owned(), None);
+        let mut tries = Tries { last: "it has no address".into(), refusal: None };
         let mut pause = TRY_EVERY.0;
         loop {
             let sockets = resolve(address, deadline)?;
             let is_only = sockets.len() == 1;
-            let mut refused_now = false;
             for socket in sockets {
                 let connected_by =
                     if is_only { deadline } else { deadline.min(Instant::now() + CONNECT_MAX) };
                 match join_at(socket, address, &introduction, &terms, (connected_by, deadline)) {
                     Ok(membership) => return Ok(membership),
-                    Err(JoinFailure::Final(error)) => return Err(error),
-                    Err(JoinFailure::Full(why)) => {
-                        refused_now = true;
-                        last = refusal.insert(why).clone();
-                    }
-                    // It refuses at another of its addresses.
-                    Err(JoinFailure::Passing(_)) if refused_now => {}
-                    Err(JoinFailure::Passing(why)) => {
-                        last = refusal
-                            .as_ref()
-                            .map_or(why, |why| format!("it refused until it was gone: {why}"));
-                    }
-                    // The deadline has cut this try short: an answer to one before says more.
-                    Err(JoinFailure::Unanswered) if refusal.is_some() => {}
-                    Err(JoinFailure::Unanswered) => last = "it does not answer".into(),
+                    Err(failure) => tries.note(socket, failure)?,
                 }
             }
             if Instant::now() + TRY_EVERY.0 >= deadline {
                 return Err(RendezvousError::Timeout {
                     address: address.into(),
                     waited: timeout,
-                    last,
-                    answered: refusal.is_some(),
+                    last: tries.last,
+                    answered: tries.refusal.is_some(),
                 });
             }
             // There is one more try before the deadline.
             std::thread::sleep(pause.min(deadline - TRY_EVERY.0 - Instant::now()).max(TRY_EVERY.0));
-            pause = if refusal.is_some() { (2 * pause).min(TRY_EVERY.1) } else { TRY_EVERY.0 };
+            pause = if tries.refusal.is_some() { (2 * pause).min(TRY_EVERY.1) } else { TRY_EVERY.0 };
         }
     }
 
@@ -221,6 +206,37 @@ enum JoinFailure {
     Unanswered,
 }
 
+/// What came of the tries to join.
+struct Tries {
+    /// The outcome of the last one that says something.
+    last: String,
+    /// The last refusal, and the address at which rank 0 listens.
+    refusal: Option<(SocketAddr, String)>,
+}
+
+impl Tries {
+    /// Notes how a try at one of the addresses failed; an error is final.
+    fn note(&mut self, socket: SocketAddr, failure: JoinFailure) -> Result<(), RendezvousError> {
+        match (failure, &self.refusal) {
+            (JoinFailure::Final(error), _) => return Err(error),
+            (JoinFailure::Full(why), _) => {
+                self.last.clone_from(&why);
+                self.refusal = Some((socket, why));
+            }
+            // Rank 0 need not listen at its other addresses.
+            (_, Some((refused_at, _))) if *refused_at != socket => {}
+            // The deadline has cut this try short: an answer to one before says more.
+            (JoinFailure::Unanswered, Some(_)) => {}
+            (JoinFailure::Passing(_), Some((_, why))) => {
+                self.last = format!("it refused until it was gone: {why}");
+            }
+            (JoinFailure::Unanswered, None) => self.last = "it does not answer".into(),
+            (JoinFailure::Passing(why), None) => self.last = why,
+        }
+        Ok(())
+    }
+}
+
 /// Joins at one address: it is to be connected by the first time, and answered by the second.
 fn join_at(
     socket: SocketAddr,
@@ -287,6 +303,23 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn rank_0_is_gone_only_where_the_address_at_which_it_refused_fails() {
+        let [other, own]: [SocketAddr; 2] = ["[::1]:7", "127.0.0.1:7"].map(|socket| socket.parse().unwrap());
+        let closed = || JoinFailure::Passing("connection refused".into());
+        let mut tries = Tries { last: String::new(), refusal: None };
+        let mut last = |socket, failure| {
+            tries.note(socket, failure).unwrap();
+            tries.last.clone()
+        };
+        assert_eq!(last(other, closed()), "connection refused");
+        assert_eq!(last(own, JoinFailure::Full("it is full".into())), "it is full");
+        assert_eq!(last(other, closed()), "it is full");
+        assert_eq!(last(own, JoinFailure::Unanswered), "it is full");
+        assert_eq!(last(own, closed()), "it refused until it was gone: it is full");
+        assert_eq!(last(other, JoinFailure::Unanswered), "it refused until it was gone: it is full");
+    }
 
     #[test]
     fn a_process_that_waits_for_its_welcome_does_not_spin() {

@@ -84,10 +84,10 @@ fn train(plan: &Plan) -> Result<(), Failure> {
 /// Writes everything that was asked for; the model first, since it is what took the time. What cannot be written keeps
 /// nothing else back; the error is the first.
 fn keep(plan: &Plan, outcome: &Outcome) -> Result<(), Failure> {
-    let saved = plan.save.as_ref().map_or(Ok(()), |path| {
+    let saved = plan.save.as_deref().map_or(Ok(None), |path| {
         let saved = model::save(path, &plan.spec, &outcome.parameters);
-        saved.map_err(|error| Failure::failed(format!("--save {error}")))
+        saved.map(|()| Some(path)).map_err(|error| Failure::failed(format!("--save {error}")))
     });
-    let (table, json) = (report::text(plan, outcome), report::json(plan, outcome));
+    let (table, json) = (report::text(plan, outcome, &saved), report::json(plan, outcome, &saved));
     saved.and(output::give(&table, &json, plan.json.as_deref()))
 }

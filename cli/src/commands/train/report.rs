@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -13,6 +14,10 @@ use slackline_lab::table::{bars, number};
 
 use super::coordinate::Outcome;
 use super::plan::Plan;
+use crate::failure::Failure;
+
+/// The file that holds the model, if there is one.
+type Saved<'a> = Result<Option<&'a Path>, Failure>;
 
 /// Most bars: wider histograms have several counts to a bar.
 const BARS_MAX: usize = 16;
@@ -108,7 +113,7 @@ struct JsonWorker<'a> {
 }
 
 /// One line of JSON.
-pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
+pub(super) fn json(plan: &Plan, outcome: &Outcome, saved: &Saved<'_>) -> String {
     let workers = outcome.job.workers.iter().zip(&plan.factors).enumerate();
     let json = Json {
         model: plan.spec.kind().to_string(),
@@ -148,7 +153,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         wall_s: outcome.wall.as_secs_f64(),
         versions: outcome.versions,
         versions_per_s: rate(outcome),
-        saved: plan.save.as_ref().map(|path| path.display().to_string()),
+        saved: saved.as_ref().ok().copied().flatten().map(|path| path.display().to_string()),
         evicted: lost(outcome),
         server_restarts: &outcome.job.restarts,
         lost_updates: outcome.job.lost_updates,
@@ -206,7 +211,7 @@ fn lost(outcome: &Outcome) -> usize {
 }
 
 /// The closing table, at most 100 columns wide unless numbers are out of all proportion.
-pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
+pub(super) fn text(plan: &Plan, outcome: &Outcome, saved: &Saved<'_>) -> String {
     let header = ["worker", "clocks", "compute", "wait", "published", "pulled", "retries", "staleness"];
     let mut rows = vec![header.map(String::from).to_vec()];
     let shown = outcome.job.workers.iter().zip(&plan.factors).enumerate().take(ROWS_MAX);
@@ -302,11 +307,12 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         let s = if failed == 1 { "" } else { "s" };
         let _ = writeln!(text, "warning: {failed} checkpoint{s} could not be written: {error}");
     }
-    match &plan.save {
-        Some(path) => {
+    match saved {
+        Ok(Some(path)) => {
             let _ = writeln!(text, "saved to {}", path.display());
         }
-        None => text.push_str("not saved (--save FILE keeps the model)\n"),
+        Ok(None) => text.push_str("not saved (--save FILE keeps the model)\n"),
+        Err(_) => text.push_str("not saved\n"),
     }
     text
 }
