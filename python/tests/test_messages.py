@@ -78,6 +78,8 @@ def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: 
         calls: list[Callable[[], object]] = [
             lambda: slackline.Reader(publisher.address, table="a\nb", timeout=5),
             lambda: tables.publisher("a\nb", TABLE),
+            # An address for documentation, which is no host's.
+            lambda: slackline.Publisher(TABLE, address="192.0.2.1:0", transport="tcp", secret=b"a secret of a job"),
         ]
         for path in ("file", "file/socket", "none/socket", "open/socket", "x" * 200):
             address = str(tmp_path / path)
