@@ -17,21 +17,40 @@ Start = Callable[..., Any]
 
 TABLE = {"a": np.zeros(3, "float32")}
 
+# A publisher at version 3, which may be stopped.
+PUBLISHER = """
+publisher = slackline.Publisher({"a": np.zeros(1000, "float32")}, transport="tcp", lease=30.0)
+for value in range(1, 4):
+    publisher.publish({"a": np.full(1000, value, "float32")})
+print(publisher.address)
+sys.stdin.read()
+"""
+
+
+def stop(child: Any) -> None:
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+
+
+def test_a_publisher_that_was_never_heard_is_not_said_to_be_at_version_0(python: Start) -> None:
+    child = python(PUBLISHER)
+    with slackline.Reader(child.stdout.readline().strip()) as reader:
+        stop(child)
+        calls: list[Callable[[], object]] = [
+            lambda: reader.pull(timeout=0.3, min_version=1),
+            lambda: reader.pull(timeout=0.3),
+            lambda: reader.latest(timeout=0.3),
+        ]
+        for call in calls:
+            with pytest.raises(slackline.DeadlineError, match="but does not answer; see that its owner calls"):
+                call()
+
 
 def test_a_version_that_was_not_read_in_time_is_not_said_to_be_unpublished(python: Start) -> None:
-    child = python(
-        """
-        publisher = slackline.Publisher({"a": np.zeros(1000, "float32")}, transport="tcp", lease=30.0)
-        for value in range(1, 4):
-            publisher.publish({"a": np.full(1000, value, "float32")})
-        print(publisher.address)
-        sys.stdin.read()
-        """
-    )
+    child = python(PUBLISHER)
     with slackline.Reader(child.stdout.readline().strip()) as reader:
         assert reader.pull().version == 3
-        child.send_signal(signal.SIGSTOP)
-        os.waitpid(child.pid, os.WUNTRACED)
+        stop(child)
         calls: dict[Callable[[], object], int] = {
             lambda: reader.pull(timeout=0.3): 3,
             lambda: reader.pull(timeout=0.3, version=1): 1,
@@ -43,6 +62,8 @@ def test_a_version_that_was_not_read_in_time_is_not_said_to_be_unpublished(pytho
                 call()
         with pytest.raises(slackline.DeadlineError, match="needed version 4, the newest is 3; it may not be published"):
             reader.pull(timeout=0.3, min_version=4)
+        with pytest.raises(slackline.DeadlineError, match="but does not answer; its owner may not answer, the link"):
+            reader.latest(timeout=0.3)
 
 
 @pytest.mark.parametrize("scheme", ["bsp", "ssp(0)", "k-sync(2)", "dbw", "vap(1)", "adasync"])
