@@ -111,6 +111,29 @@ def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: 
             assert not caught.value.is_retryable and str(caught.value.remedy) in str(caught.value)
 
 
+def test_a_socket_that_this_user_may_not_reach_refuses(python: Start, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    child = python(
+        """
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # root would be let in
+        try:
+            slackline.Reader(address, timeout=5)
+        except slackline.Refused as error:
+            print(error.is_retryable, error)
+        """,
+        address=str(closed / "socket"),
+    )
+    said = child.stdout.readline()
+    assert said.startswith("False ") and said.endswith("; run both sides as the same user\n")
+
+
+def test_a_text_that_cannot_be_sent_is_not_said_to_be_of_a_wrong_type() -> None:
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        slackline.Worker(["\ud800"])
+
+
 def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> None:
     array: Any = np.zeros(3, "float32")
     with slackline.Publisher(TABLE) as publisher, slackline.Reader(publisher.address) as reader:
