@@ -12,6 +12,14 @@ pub(crate) fn wrong_type(given: &Bound<'_, PyAny>, remedy: &str) -> PyErr {
     }
 }
 
+/// The same for a TypeError of Python's own. Any other error stays as it is: the type is right, and the value is not.
+fn in_words(error: PyErr, given: &Bound<'_, PyAny>, remedy: &str) -> PyErr {
+    match error.is_instance_of::<PyTypeError>(given.py()) {
+        true => wrong_type(given, remedy),
+        false => error,
+    }
+}
+
 /// The pairs of a mapping of names to arrays.
 pub(crate) fn arrays_by_name<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     if !given.hasattr("items")? {
@@ -31,10 +39,11 @@ impl FromPyObject<'_, '_> for Addresses {
         if given.is_instance_of::<PyString>() {
             return Err(wrong_type(&given, ADDRESSES));
         }
-        let addresses = given.try_iter().map_err(|_| wrong_type(&given, ADDRESSES))?.map(|address| {
-            let address = address?;
-            address.extract().map_err(|_| wrong_type(&address, ADDRESSES))
-        });
+        let addresses =
+            given.try_iter().map_err(|error| in_words(error, &given, ADDRESSES))?.map(|address| {
+                let address = address?;
+                address.extract().map_err(|error| in_words(error, &address, ADDRESSES))
+            });
         Ok(Addresses(addresses.collect::<PyResult<_>>()?))
     }
 }

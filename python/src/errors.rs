@@ -1,6 +1,7 @@
 //! What the library's errors become in Python: classes of `slackline._errors`, chosen by kind and never by text.
 
 use std::fmt::Display;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use pyo3::IntoPyObjectExt;
@@ -255,6 +256,11 @@ fn connect_class(error: &ConnectError) -> Class {
         | ConnectError::ReadingSecret { .. }
         | ConnectError::Refused { .. } => Class::Refused,
         ConnectError::Channel { source, .. } => channel_class(source),
+        ConnectError::System { operation: "connect", source, .. }
+            if source.kind() == ErrorKind::PermissionDenied =>
+        {
+            Class::Refused
+        }
         ConnectError::System { .. } if !error.is_retryable() => Class::BadOption,
         ConnectError::System { .. } | ConnectError::Closed { .. } => Class::PeerGone,
         ConnectError::WrongAddress { .. } => Class::BadOption,

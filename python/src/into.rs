@@ -132,7 +132,7 @@ pub(crate) fn pull(
                 return Ok((facts, asked.ended()));
             }
             if deadline.left().is_zero() {
-                return Err(request.late(deadline.timeout, facts.version).into());
+                return Err(request.late(deadline.timeout, Some(Version::new(facts.version))).into());
             }
         }
     }
@@ -160,7 +160,7 @@ pub(crate) fn pull(
             return Ok((Facts { staleness, ..facts }, asked.ended()));
         }
         if left.is_zero() {
-            return Err(request.late(deadline.timeout, newest).into());
+            return Err(request.late(deadline.timeout, Some(Version::new(newest))).into());
         }
     }
 }
@@ -194,7 +194,7 @@ fn pull_to_gpu(
     let (least, closing) = (reading.least(&request), reading.closing.clone());
     let reader = &mut reading.reader;
     let is_there = closing.in_slices(py, PULLING, deadline, |slice| newest_from(reader, least, slice))?;
-    is_there.ok_or_else(|| PyErr::from(request.late(deadline.timeout, reader.newest_seen().get())))?;
+    is_there.ok_or_else(|| PyErr::from(request.late(deadline.timeout, reader.newest_seen())))?;
     let facts = py.detach(|| -> Result<Facts, Failure> {
         let bytes = reading.reader.copy_bytes();
         let (array, _) = targets.on_gpu().next().ok_or_else(no_snapshot)?;

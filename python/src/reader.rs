@@ -312,7 +312,8 @@ impl PyReader {
         self.with(py, ASKING, Some(deadline), |reading| {
             let (reader, closing) = (&mut reading.reader, &reading.closing);
             let newest = closing.in_slices(py, ASKING, deadline, |slice| newest_from(reader, 0, slice))?;
-            let (needed, seen, awaited) = (VersionBound::NONE, VersionBound::NONE, Awaited::Answer);
+            let seen = reader.newest_seen().map_or(VersionBound::NONE, VersionBound::version);
+            let (needed, awaited) = (VersionBound::NONE, Awaited::Answer);
             let late = Error::Deadline { operation: ASKING, waited: deadline.timeout, needed, seen, awaited };
             newest.ok_or_else(|| Failure::from(late).into())
         })

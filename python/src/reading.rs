@@ -86,11 +86,15 @@ impl Request {
         }
     }
 
-    /// The error of a pull that has not ended within `waited`.
-    pub(crate) fn late(&self, waited: Duration, newest: u64) -> Failure {
-        let (operation, version) = ("waiting for a version", |number| Bound::version(Version::new(number)));
-        let (needed, seen) = (version(self.oldest(newest)), version(newest));
-        Error::Deadline { operation, waited, needed, seen, awaited: Awaited::Version }.into()
+    /// The error of a pull that has not ended within `waited`, when this was the newest that was read of the owner.
+    pub(crate) fn late(&self, waited: Duration, newest: Option<Version>) -> Failure {
+        let operation = "waiting for a version";
+        let (seen, awaited) = match newest {
+            Some(newest) => (Bound::version(newest), Awaited::Version),
+            None => (Bound::NONE, Awaited::Answer),
+        };
+        let needed = Bound::version(Version::new(self.oldest(seen.version.get())));
+        Error::Deadline { operation, waited, needed, seen, awaited }.into()
     }
 }
 
@@ -98,7 +102,7 @@ impl Request {
 pub(crate) struct Pulling {
     request: Request,
     /// The newest version that was seen.
-    pub(crate) newest: u64,
+    pub(crate) newest: Option<Version>,
     is_prefetch: bool,
     /// The read whose copy was begun.
     asked: Option<Asked>,
@@ -106,7 +110,7 @@ pub(crate) struct Pulling {
 
 impl Pulling {
     pub(crate) fn new(request: Request) -> Pulling {
-        Pulling { request, newest: 0, is_prefetch: false, asked: None }
+        Pulling { request, newest: None, is_prefetch: false, asked: None }
     }
 
     /// One that goes on between the calls of other threads.
@@ -154,7 +158,7 @@ impl Pulling {
         let asked = reads.begin(self.request);
         let at_least = self.request.exactly.unwrap_or(self.request.at_least);
         let there = newest_from(&mut reading.reader, at_least, slice)?;
-        self.newest = reading.reader.newest_seen().get();
+        self.newest = reading.reader.newest_seen();
         let Some(newest) = there else { return Ok(Begun::Late) };
         reading.begins_whole();
         if let Some((facts, lease)) = &reading.newest
@@ -232,7 +236,7 @@ pub(crate) fn hold(
             Err(error) => Err(error.into()),
         }
     })?;
-    held.ok_or_else(|| request.late(deadline.timeout, reader.newest_seen().get()).into())
+    held.ok_or_else(|| request.late(deadline.timeout, reader.newest_seen()).into())
 }
 
 impl Reading {

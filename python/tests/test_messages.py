@@ -17,21 +17,40 @@ Start = Callable[..., Any]
 
 TABLE = {"a": np.zeros(3, "float32")}
 
+# A publisher at version 3, which may be stopped.
+PUBLISHER = """
+publisher = slackline.Publisher({"a": np.zeros(1000, "float32")}, transport="tcp", lease=30.0)
+for value in range(1, 4):
+    publisher.publish({"a": np.full(1000, value, "float32")})
+print(publisher.address)
+sys.stdin.read()
+"""
+
+
+def stop(child: Any) -> None:
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+
+
+def test_a_publisher_that_was_never_heard_is_not_said_to_be_at_version_0(python: Start) -> None:
+    child = python(PUBLISHER)
+    with slackline.Reader(child.stdout.readline().strip()) as reader:
+        stop(child)
+        calls: list[Callable[[], object]] = [
+            lambda: reader.pull(timeout=0.3, min_version=1),
+            lambda: reader.pull(timeout=0.3),
+            lambda: reader.latest(timeout=0.3),
+        ]
+        for call in calls:
+            with pytest.raises(slackline.DeadlineError, match="but does not answer; see that its owner calls"):
+                call()
+
 
 def test_a_version_that_was_not_read_in_time_is_not_said_to_be_unpublished(python: Start) -> None:
-    child = python(
-        """
-        publisher = slackline.Publisher({"a": np.zeros(1000, "float32")}, transport="tcp", lease=30.0)
-        for value in range(1, 4):
-            publisher.publish({"a": np.full(1000, value, "float32")})
-        print(publisher.address)
-        sys.stdin.read()
-        """
-    )
+    child = python(PUBLISHER)
     with slackline.Reader(child.stdout.readline().strip()) as reader:
         assert reader.pull().version == 3
-        child.send_signal(signal.SIGSTOP)
-        os.waitpid(child.pid, os.WUNTRACED)
+        stop(child)
         calls: dict[Callable[[], object], int] = {
             lambda: reader.pull(timeout=0.3): 3,
             lambda: reader.pull(timeout=0.3, version=1): 1,
@@ -43,6 +62,8 @@ def test_a_version_that_was_not_read_in_time_is_not_said_to_be_unpublished(pytho
                 call()
         with pytest.raises(slackline.DeadlineError, match="needed version 4, the newest is 3; it may not be published"):
             reader.pull(timeout=0.3, min_version=4)
+        with pytest.raises(slackline.DeadlineError, match="but does not answer; its owner may not answer, the link"):
+            reader.latest(timeout=0.3)
 
 
 @pytest.mark.parametrize("scheme", ["bsp", "ssp(0)", "k-sync(2)", "dbw", "vap(1)", "adasync"])
@@ -78,6 +99,8 @@ def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: 
         calls: list[Callable[[], object]] = [
             lambda: slackline.Reader(publisher.address, table="a\nb", timeout=5),
             lambda: tables.publisher("a\nb", TABLE),
+            # An address for documentation, which is no host's.
+            lambda: slackline.Publisher(TABLE, address="192.0.2.1:0", transport="tcp", secret=b"a secret of a job"),
         ]
         for path in ("file", "file/socket", "none/socket", "open/socket", "x" * 200):
             address = str(tmp_path / path)
@@ -86,6 +109,29 @@ def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: 
             with pytest.raises(slackline.BadOption) as caught:
                 call()
             assert not caught.value.is_retryable and str(caught.value.remedy) in str(caught.value)
+
+
+def test_a_socket_that_this_user_may_not_reach_refuses(python: Start, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    child = python(
+        """
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # root would be let in
+        try:
+            slackline.Reader(address, timeout=5)
+        except slackline.Refused as error:
+            print(error.is_retryable, error)
+        """,
+        address=str(closed / "socket"),
+    )
+    said = child.stdout.readline()
+    assert said.startswith("False ") and said.endswith("; run both sides as the same user\n")
+
+
+def test_a_text_that_cannot_be_sent_is_not_said_to_be_of_a_wrong_type() -> None:
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        slackline.Worker(["\ud800"])
 
 
 def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> None:

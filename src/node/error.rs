@@ -353,13 +353,15 @@ impl Error {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
-            Error::Deadline { awaited: Awaited::Answer, .. } => {
+            Error::Deadline { awaited: Awaited::Answer, seen, .. } if *seen == Bound::NONE => {
                 "see that its owner calls serve, drive or poll (progress in C), or use a longer timeout"
             }
             Error::Deadline { awaited: Awaited::File, .. } => {
                 "the disk may be slow, or the timeout too short"
             }
-            Error::Deadline { awaited, needed, seen, .. } if awaited.was_there(needed, seen) => {
+            Error::Deadline { awaited, needed, seen, .. }
+                if *awaited == Awaited::Answer || awaited.was_there(needed, seen) =>
+            {
                 "its owner may not answer, the link may be slow, or the timeout too short"
             }
             Error::Deadline { awaited: Awaited::Version, needed, .. } if is_number(needed) => {
@@ -576,6 +578,17 @@ mod tests {
         let clock = Bound::clock(Clock::new(3));
         let worker = deadline(Awaited::Workers, clock, clock).to_string();
         assert!(worker.contains("with all clocks before 3, and it was not read in time; "), "{worker}");
+    }
+
+    #[test]
+    fn an_owner_that_has_answered_before_is_not_said_to_have_no_thread() {
+        let text = deadline(Awaited::Answer, Bound::NONE, Bound::version(Version::new(3))).to_string();
+        assert!(
+            text.ends_with(
+                "but does not answer; its owner may not answer, the link may be slow, or the timeout too short"
+            ),
+            "{text}"
+        );
     }
 
     #[test]

@@ -624,6 +624,24 @@ impl<E: Endpoint> Link<E> {
         Ok(())
     }
 
+    /// The newest version and smallest clock that were read of the owner; `None` before anything was.
+    pub(super) fn seen(&self) -> Option<Bound> {
+        let mapped = self.pins.as_ref().map(|pins| Bound::version(pins.newest()));
+        let told = (self.answers > 0).then_some(self.line.seen);
+        let in_deltas = self.deltas.as_ref().map(|deltas| Bound::version(deltas.seen()));
+        let seen = [mapped, told, self.pull.seen(), in_deltas.filter(|seen| *seen != Bound::NONE)];
+        seen.into_iter().flatten().reduce(|one, other| Bound {
+            version: one.version.max(other.version),
+            smallest_clock: one.smallest_clock.max(other.smallest_clock),
+        })
+    }
+
+    /// What was seen by the deadline of a wait for a version, and what is missing: that version, or the owner's first
+    /// answer.
+    pub(super) fn lacking(&self) -> (Bound, Awaited) {
+        self.seen().map_or((Bound::NONE, Awaited::Answer), |seen| (seen, Awaited::Version))
+    }
+
     /// Asks once more whether this peer is still in, beginning after all that it has read so far.
     pub(super) fn ask_again(&mut self) -> Result<(), Error> {
         self.awaited = self.answers + 1 + u64::from(self.is_probing());

@@ -5,6 +5,8 @@ mod deltas;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(test)]
+mod late;
+#[cfg(test)]
 mod monotone;
 mod refresh;
 mod resume;
@@ -439,14 +441,8 @@ impl<T: Transport> Reader<T> {
             Ok(self.rest(self.link.turn(progress), deadline - now))
         });
         let pulled = pulled.await?;
-        let (operation, seen, awaited) = ("waiting for a version", self.seen(), Awaited::Version);
+        let (operation, (seen, awaited)) = ("waiting for a version", self.link.lacking());
         pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen, awaited })
-    }
-
-    /// The newest version that a copy or a question has met.
-    fn seen(&self) -> Bound {
-        let (copied, told) = (self.link.pull.seen(), self.link.line.seen);
-        if told.version > copied.version { told } else { copied }
     }
 
     /// The end of a turn of a wait: sleeps for `at_most` if there was nothing to do, and the owner wakes this reader.
@@ -517,8 +513,9 @@ impl<T: Transport> Reader<T> {
     }
 
     async fn newest_async(&mut self, timeout: Duration) -> Result<Version, Error> {
-        let (newest, seen) = self.ask_newest(Version::new(0), timeout).await?;
-        let (operation, needed, awaited) = ("asking for the version", Bound::NONE, Awaited::Answer);
+        let newest = self.ask_newest(Version::new(0), timeout).await?;
+        let (operation, seen) = ("asking for the version", self.link.seen().unwrap_or(Bound::NONE));
+        let (needed, awaited) = (Bound::NONE, Awaited::Answer);
         newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen, awaited })
     }
 
@@ -526,20 +523,16 @@ impl<T: Transport> Reader<T> {
     /// [`ReaderOptions::idle`] says; `None` if it is not within `timeout`.
     #[doc(hidden)]
     pub fn newest_from(&mut self, at_least: Version, timeout: Duration) -> Result<Option<Version>, Error> {
-        Ok(complete(self.ask_newest(at_least, timeout))?.0)
+        complete(self.ask_newest(at_least, timeout))
     }
 
-    /// The newest version's number as the owner has said it last, without asking.
+    /// The newest version's number that was read of the owner, without asking; `None` before anything was.
     #[doc(hidden)]
-    pub fn newest_seen(&self) -> Version {
-        self.link.line.seen.version
+    pub fn newest_seen(&self) -> Option<Version> {
+        self.link.seen().map(|seen| seen.version)
     }
 
-    async fn ask_newest(
-        &mut self,
-        at_least: Version,
-        timeout: Duration,
-    ) -> Result<(Option<Version>, Bound), Error> {
+    async fn ask_newest(&mut self, at_least: Version, timeout: Duration) -> Result<Option<Version>, Error> {
         let runtime = self.runtime.clone();
         let begun = runtime.now();
         let deadline = begun + timeout;
@@ -562,7 +555,7 @@ impl<T: Transport> Reader<T> {
             self.keep_error(looked)?;
             Ok(self.rest(self.link.turn(false), deadline - now))
         });
-        Ok((newest.await?, self.link.line.seen))
+        newest.await
     }
 
     /// Keeps the error of a copy for the refresh that makes it, where another call has moved it on.
@@ -697,8 +690,7 @@ impl<T: Transport> Reader<T> {
             }
             retries += 1;
             if self.runtime.now() >= deadline {
-                let (operation, seen, awaited) =
-                    ("keeping up with the publisher", self.seen(), Awaited::Version);
+                let (operation, (seen, awaited)) = ("keeping up with the publisher", self.link.lacking());
                 return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen, awaited });
             }
         }

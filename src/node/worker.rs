@@ -125,8 +125,8 @@ impl<T: Transport> Part<T> {
 
     /// The incarnation of the server that it is connected to, and the newest version that it knows of.
     fn reached(&mut self) -> (Epoch, Version) {
-        let seen = self.link.line.seen.version.max(self.link.refreshing().seen().version);
-        (self.link.welcome.epoch, self.version.max(seen))
+        let copied = self.link.refreshing().seen().unwrap_or(Bound::NONE).version;
+        (self.link.welcome.epoch, self.version.max(self.link.line.seen.version).max(copied))
     }
 }
 
@@ -483,7 +483,7 @@ impl<T: Transport> Worker<T> {
         };
         // The shard that lags most is the one to name.
         let seen = |part: &mut Part<T>| {
-            let seen = part.link.refreshing().seen();
+            let seen = part.link.refreshing().seen().unwrap_or(Bound::NONE);
             (seen.smallest_clock, seen.version)
         };
         let (smallest_clock, version) = self.parts.iter_mut().map(seen).min().unwrap_or_default();

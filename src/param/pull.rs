@@ -148,7 +148,7 @@ pub struct Pull {
     /// Parts of a copy that may be in flight at once, by how often the owner publishes.
     calm_parts: usize,
     gains: u64,
-    seen: Bound,
+    seen: Option<Bound>,
     /// The newest version handed out. One that was followed to its end is held before it is announced as the latest:
     /// without this the next pull could find its predecessor.
     floor: Version,
@@ -238,7 +238,7 @@ impl Pull {
             is_overtaken: false,
             calm_parts: 0,
             gains: 0,
-            seen: Bound::NONE,
+            seen: None,
             floor: Version::new(0),
         })
     }
@@ -387,8 +387,9 @@ impl Pull {
         self.floor = self.floor.max(version);
     }
 
-    /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.
-    pub fn seen(&self) -> Bound {
+    /// The newest version and smallest clock seen so far, whether they satisfied the bound or not; `None` before any
+    /// look at them.
+    pub fn seen(&self) -> Option<Bound> {
         self.seen
     }
 
@@ -483,7 +484,7 @@ impl Pull {
     fn on_status(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let (latest, smallest_clock, writing) = self.status();
         self.latest = latest;
-        self.seen = Bound { version: latest.version, smallest_clock };
+        self.seen = Some(Bound { version: latest.version, smallest_clock });
         if latest == Latest::NONE {
             return Ok(self.look_again(PullStep::Begin));
         }
@@ -586,8 +587,8 @@ impl Pull {
         }
         let (latest, ..) = self.status();
         self.note_calm(header.version.behind(latest.version), true);
-        self.seen =
-            Bound { version: latest.version.max(header.version), smallest_clock: header.smallest_clock };
+        let (version, smallest_clock) = (latest.version.max(header.version), header.smallest_clock);
+        self.seen = Some(Bound { version, smallest_clock });
         self.pulled = Pulled {
             version: header.version,
             epoch: header.epoch,

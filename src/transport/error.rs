@@ -292,15 +292,17 @@ impl Diagnostic for ConnectError {
     }
 }
 
-/// True if the system answers the same however often it is asked: the address, a name or the rights are wrong.
+/// True if the system answers the same however often it is asked: the address, a name or the rights are wrong. A device
+/// that fails a later step of a connection with the same kind of error says nothing of these.
 fn is_mistake(operation: &str, kind: io::ErrorKind) -> bool {
     match kind {
         io::ErrorKind::InvalidInput
         | io::ErrorKind::InvalidFilename
         | io::ErrorKind::NotADirectory
-        | io::ErrorKind::PermissionDenied => true,
-        // A listener makes the file that is not there for those who connect, and not the folder that it is in.
-        io::ErrorKind::NotFound => operation == "listen",
+        | io::ErrorKind::PermissionDenied => matches!(operation, "listen" | "connect"),
+        // A listener makes the file that is not there for those who connect, and not the folder that it is in. Its
+        // address is one of this host, while those who connect run out of ports.
+        io::ErrorKind::NotFound | io::ErrorKind::AddrNotAvailable => operation == "listen",
         _ => false,
     }
 }
@@ -485,5 +487,31 @@ impl Diagnostic for CompletionError {
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_retryable(operation: &'static str, errno: i32) -> bool {
+        let (source, remedy) = (io::Error::from_raw_os_error(errno), "look at it");
+        ConnectError::System { operation, address: Address::random(), source, remedy }.is_retryable()
+    }
+
+    #[test]
+    fn a_device_that_fails_is_no_mistake_in_the_address() {
+        for errno in [libc::EINVAL, libc::EACCES, libc::EPERM] {
+            for operation in [MAKE_RDMA_CONNECTION, "be notified", "look at a doorbell"] {
+                assert!(is_retryable(operation, errno), "{operation}: {errno}");
+            }
+            assert!(!is_retryable("listen", errno) && !is_retryable("connect", errno), "{errno}");
+        }
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_no_error_to_try_again() {
+        assert!(!is_retryable("listen", libc::EADDRNOTAVAIL));
+        assert!(is_retryable("connect", libc::EADDRNOTAVAIL) && is_retryable("listen", libc::EADDRINUSE));
     }
 }

@@ -7,7 +7,7 @@ use crate::cuda::GpuMemory;
 use crate::mem::VolatileSlice;
 use crate::node::runtime::complete;
 use crate::node::wait::{WaitTurn, wait};
-use crate::node::{Awaited, Error, idle};
+use crate::node::{Error, idle};
 use crate::param::{PinError, Pins, Pulled};
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -150,7 +150,7 @@ impl<E: Endpoint> Link<E> {
             Ok(idle::rest(WaitTurn::Idle, std::iter::once(&mut *self), deadline - now))
         });
         let held = held.await?;
-        let (operation, seen, awaited) = ("pinning a version", self.line.seen, Awaited::Version);
+        let (operation, (seen, awaited)) = ("pinning a version", self.lacking());
         held.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen, awaited })
     }
 

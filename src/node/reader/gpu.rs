@@ -10,9 +10,9 @@ mod scripted;
 use super::{Fresh, Reader, Wanted};
 use crate::clock::Version;
 use crate::cuda::{GpuSlice, GpuStream};
+use crate::node::Error;
 use crate::node::runtime::complete;
 use crate::node::wait::{WaitTurn, wait};
-use crate::node::{Awaited, Error};
 use crate::param::PullOptions;
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -107,7 +107,7 @@ impl<T: Transport> Reader<T> {
                 if let Some(copies) = self.link.endpoint.awaited_copies() {
                     return Err(copies.late(timeout).into());
                 }
-                let (operation, seen, awaited) = ("waiting for a version", self.seen(), Awaited::Version);
+                let (operation, (seen, awaited)) = ("waiting for a version", self.link.lacking());
                 return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen, awaited });
             };
             if wanted.most_behind().is_none_or(|most| pulled.behind <= most) {

@@ -161,19 +161,21 @@ impl<T: Transport> Reader<T> {
 
     /// The error of a refresh that has not ended within `waited`.
     fn late(&self, waited: Duration) -> Error {
-        let (operation, needed, seen, awaited) = match self.refresh {
+        let (operation, needed, (seen, awaited)) = match self.refresh {
             Some(Refresh {
-                step: RefreshStep::Copy { bound } | RefreshStep::Copying { bound, .. }, ..
-            }) => ("waiting for a version", bound, self.seen(), Awaited::Version),
-            Some(Refresh { step: RefreshStep::Deltas { bound, .. }, .. }) => {
-                let told = self.link.deltas.as_ref().map_or(Version::new(0), |deltas| deltas.seen());
-                let seen = Bound::version(told.max(self.link.line.seen.version));
-                ("waiting for a version", bound, seen, Awaited::Version)
-            }
+                step:
+                    RefreshStep::Copy { bound }
+                    | RefreshStep::Copying { bound, .. }
+                    | RefreshStep::Deltas { bound, .. },
+                ..
+            }) => ("waiting for a version", bound, self.link.lacking()),
             Some(Refresh { is_too_stale: true, wanted, .. }) => {
-                ("keeping up with the publisher", self.within(wanted), self.seen(), Awaited::Version)
+                ("keeping up with the publisher", self.within(wanted), self.link.lacking())
             }
-            _ => ("asking for the version", Bound::NONE, self.link.line.seen, Awaited::Answer),
+            _ => {
+                let seen = self.link.seen().unwrap_or(Bound::NONE);
+                ("asking for the version", Bound::NONE, (seen, Awaited::Answer))
+            }
         };
         Error::Deadline { operation, waited, needed, seen, awaited }
     }

@@ -55,7 +55,7 @@ fn versions_that_do_not_satisfy_the_bound_are_no_gain_to_a_pull() {
         for _ in 0..10 {
             turn(&mut pull, &mut endpoint);
         }
-        assert_eq!((pull.seen().version, pull.gains()), (Version::new(version), gains));
+        assert_eq!((pull.seen().unwrap().version, pull.gains()), (Version::new(version), gains));
     }
 }
 
@@ -103,7 +103,7 @@ fn a_follower_of_a_frame_that_is_given_up_takes_the_version_from_another() {
         turn(&mut pull, &mut endpoint);
     }
     assert!(pull.take().is_none(), "nothing was published");
-    assert_eq!(pull.seen().version, Version::new(0));
+    assert_eq!(pull.seen().unwrap().version, Version::new(0));
     let other = frames.begin(version, |frame| frame == given_up).unwrap();
     frames.commit(other, version, Clock::new(0));
     for _ in 0..10 {
@@ -434,7 +434,7 @@ fn parts_in_flight(
         pull.advance(endpoint).unwrap();
         most = most.max(pull.batches.len());
         if versions > 0 && !pull.batches.is_empty() {
-            publish(frames, pull.seen().version.next());
+            publish(frames, pull.seen().unwrap().version.next());
             versions -= 1;
         }
         if !pull.may_read_ahead()
