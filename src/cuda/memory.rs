@@ -93,7 +93,8 @@ impl GpuMemory {
 
     /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU, or for the
     /// one that the memory is on if this one has no peer access to that. It stays allocated until the last process has
-    /// let go of it. Memory of the caller's that this process has lent is itself. Returns the GPU whose memory it is from now on.
+    /// let go of it. Memory of the caller's that this process has lent is itself. Returns the GPU whose memory it is
+    /// from now on.
     ///
     /// # Errors
     /// The descriptor is none of memory of a GPU, the memory has another length, or this process cannot use the GPU

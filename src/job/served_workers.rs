@@ -78,8 +78,8 @@ impl ServedWorkers {
         }
     }
 
-    /// The number of processes to whose servers a worker of this number has ever come. A server begins nothing until all
-    /// have come to it that it expects.
+    /// The number of processes to whose servers a worker of this number has ever come. A server begins nothing until
+    /// all have come to it that it expects.
     pub(super) fn has_come_to(&self, worker: u32) -> usize {
         self.have_come.get(worker as usize).map_or(0, Vec::len)
     }

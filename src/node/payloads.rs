@@ -117,8 +117,8 @@ mod on_gpu {
     ) -> Result<PayloadMemory, Error> {
         let refused = |reason| Error::Option { option: "gpu_memory", value: format!("{memory:?}"), reason };
         let Some(gpu) = transport.gpu() else {
-            let reason = "the transport has payloads in host memory: give it the GPU (`with_gpu`), or, over RDMA, a device \
-                          that reaches the GPU (`slackline doctor` says why none does)";
+            let reason = "the transport has payloads in host memory: give it the GPU (`with_gpu`), or, over RDMA, a \
+                          device that reaches the GPU (`slackline doctor` says why none does)";
             return Err(refused(reason));
         };
         if memory.bytes() != bytes {
