@@ -199,7 +199,7 @@ pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
         "rail_down_offered",
         "transport::verbs::unordered::rails_left_out::\
          a_connection_is_over_the_rails_that_are_up_on_both_sides",
-        "Unreachable",
+        "left: Err(",
     ),
     (
         "unproved",
