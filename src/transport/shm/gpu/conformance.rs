@@ -17,10 +17,11 @@ impl OnScriptedGpu for Shm {
     }
 }
 
-/// Each side has a GPU by a driver of its own, as two processes have.
-struct ScriptedShm<P>(PhantomData<P>);
+/// Each side has a GPU by a driver of its own, as two processes have; unless `REACHES`, clients have another GPU, which
+/// does not reach that of the side that serves.
+struct ScriptedShm<P, const REACHES: bool = true>(PhantomData<P>);
 
-impl<P: Payloads<Shm>> Fixture for ScriptedShm<P> {
+impl<P: Payloads<Shm>, const REACHES: bool> Fixture for ScriptedShm<P, REACHES> {
     type Transport = Shm;
     type Payloads = P;
     const MODULE: &'static str = "transport::shm::gpu::conformance::scripted_gpus";
@@ -33,7 +34,11 @@ impl<P: Payloads<Shm>> Fixture for ScriptedShm<P> {
     const ALLOCATES_NOTHING: bool = false;
 
     fn transport() -> Shm {
-        Shm::new().with_gpu(&scripted_gpu(Scripted::new(), 0))
+        let gpu = match REACHES {
+            true => scripted_gpu(Scripted::new(), 0),
+            false => scripted_gpu(Scripted::new().with_two_devices(false), 1),
+        };
+        Shm::new().with_gpu(&gpu)
     }
 
     fn address() -> Address {
@@ -41,7 +46,7 @@ impl<P: Payloads<Shm>> Fixture for ScriptedShm<P> {
     }
 
     fn transport_to_serve(_: &Shm) -> Shm {
-        Self::transport()
+        ScriptedShm::<P>::transport()
     }
 }
 
@@ -49,33 +54,8 @@ conformance!(scripted_gpu_granted, super::ScriptedShm<super::OnGpus<true, false>
 conformance!(scripted_gpu_of_ones_own, super::ScriptedShm<super::OnGpus<false, true>>, within one process);
 conformance!(scripted_gpus, super::ScriptedShm<super::OnGpus<true, true>>);
 conformance!(scripted_gpus_apart, super::Apart<super::ScriptedShm<super::OnGpus<true, true>>>, apart);
-
-/// The same with clients on another GPU, which does not reach that of the side that serves.
-struct WithoutPeerAccess;
-
-impl Fixture for WithoutPeerAccess {
-    type Transport = Shm;
-    type Payloads = OnGpus<true, true>;
-    const MODULE: &'static str = "without_peer_access";
-    const ROUNDS: u64 = 120;
-    const AHEAD: u64 = 1;
-    const ADDS: u64 = 1_000;
-    const GRANTS_END_WITH_THEIR_PART: bool = false;
-    const REFUSES_WORDS_ON_A_GPU: bool = true;
-    const ACCESS_VIOLATIONS_ARE_COUNTED: bool = false;
-    const ALLOCATES_NOTHING: bool = false;
-
-    fn transport() -> Shm {
-        Shm::new().with_gpu(&scripted_gpu(Scripted::new().with_two_devices(false), 1))
-    }
-
-    fn address() -> Address {
-        Address::random()
-    }
-
-    fn transport_to_serve(_: &Shm) -> Shm {
-        ScriptedShm::<OnGpus<true, true>>::transport()
-    }
-}
-
-conformance!(scripted_gpus_without_peer_access, super::WithoutPeerAccess, within one process);
+conformance!(
+    scripted_gpus_without_peer_access,
+    super::ScriptedShm<super::OnGpus<true, true>, false>,
+    within one process
+);
