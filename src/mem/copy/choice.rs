@@ -6,9 +6,10 @@
 //! that, and would have to touch more than the last cache holds. Of each plan the best time counts, since all that
 //! disturbs a copy, such as the first touch of a page, makes it longer.
 //!
-//! A piece of a copy that is longer than the last cache tells nothing by itself. Unless it goes past the caches, it
-//! leaves there what it has written, and the copies after it pay for the way to memory. So a plan keeps its turn until
-//! it has copied as much as twice that cache holds, and the second half of its turn counts.
+//! One copy tells nothing by itself. Unless it goes past the caches, it leaves there what it has written: the next copy
+//! of the same bytes gains, and where they are more than the last cache holds, the copies after it pay for the way to
+//! memory. So a plan keeps its turn until it has copied twice over, or as much as twice that cache holds, and the
+//! second half of its turn counts.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::LazyLock;
@@ -67,7 +68,7 @@ pub(super) fn with_plan(len: usize, total: usize, copy: impl FnOnce(CopyPlan)) {
     }
     // All copies of one contest have the same plans: its turns are by their number.
     let plans = Plans::new(LONG << class, threaded, is_beyond);
-    let length = TurnLength::of(is_beyond);
+    let length = TurnLength::of(LONG << class, is_beyond);
     let Some(trial) = (len >= TIMED).then(|| contest.next(&plans, len, length)).flatten() else {
         return copy(plans.guess());
     };
@@ -89,14 +90,10 @@ struct TurnLength {
 }
 
 impl TurnLength {
-    /// Of copies that the last cache does not hold, or does.
-    fn of(is_beyond: bool) -> TurnLength {
-        if !is_beyond {
-            // A copy, or a piece of one, is a turn: what it writes stays in the cache, and is written again there.
-            return TurnLength { bytes: 0, ignored: 0 };
-        }
-        let cache = last_cache().min(CACHE_MOST);
-        TurnLength { bytes: 2 * cache, ignored: cache }
+    /// Of copies of `least` bytes and up to twice that, which the last cache does not hold or does.
+    fn of(least: usize, is_beyond: bool) -> TurnLength {
+        let ignored = if is_beyond { last_cache() } else { 2 * least }.min(CACHE_MOST);
+        TurnLength { bytes: 2 * ignored, ignored }
     }
 }
 
@@ -348,6 +345,26 @@ mod tests {
             trials += 1;
         }
         assert_eq!((trials, contest.winner()), (8 * 4 * ROUNDS, Some(PLANS_OF_TWO[1])));
+    }
+
+    /// The string instruction and libc's copies are equally fast, and faster than stores past the caches, unless those
+    /// have put the destination out of the caches before.
+    #[test]
+    fn a_plan_does_not_pay_for_the_caches_that_another_has_left_behind() {
+        let (contest, plans) = (Contest::new(), Plans::new(1 << 20, false, false));
+        let length = TurnLength::of(1 << 20, false);
+        let mut is_cached = false;
+        while let Some(trial) = contest.next(&plans, 1 << 20, length) {
+            let is_past = plans.as_slice()[trial.turn % plans.count].way == Way::Stream;
+            let took = match (is_past, is_cached) {
+                (true, _) => 43,
+                (false, false) => 82,
+                (false, true) => 28,
+            };
+            is_cached = !is_past;
+            contest.tell(&plans, trial, 1 << 20, Duration::from_micros(took));
+        }
+        assert_eq!(contest.winner().map(|plan| plan.way), Some(Way::Libc));
     }
 
     #[test]
