@@ -386,8 +386,9 @@ mod tests {
                 while worker.clock().get() < ROUNDS {
                     let round = worker.clock().get();
                     if round == ROUNDS / 2 && !is_down.swap(true, Ordering::Relaxed) {
-                        // At whichever moment of the rounds that follow.
-                        scope.spawn(|| device.take_down(1));
+                        // At whichever moment of the rounds that follow. In every other job the ports are up all the
+                        // time, and what is between them is broken.
+                        scope.spawn(move || if seed % 2 == 0 { device.take_down(1) } else { device.cut(1) });
                     }
                     if let Err(error) = work(&mut worker, round) {
                         assert!(error.is_loss(), "{error}, seed {seed}");

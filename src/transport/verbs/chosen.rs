@@ -1,16 +1,18 @@
 //! The rails of one connection: those that both sides can use when it is made.
 //!
 //! Rails of one index belong together, and the first that both sides can use leads: it carries all that is not striped,
-//! and heartbeats. One whose port is down is left out, so that a connection that was lost with its first rail is made
-//! again over the others.
+//! and heartbeats. One whose port is down is left out, and one on which the peer did not answer lately, so that a
+//! connection that was lost with its first rail is made again over the others.
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use super::VerbsShared;
 use super::gid::GidChoice;
 use super::hello::{PortAddress, Terms};
 use super::queue_pair::QueuePairPath;
+use super::unanswered::PeerWay;
 use crate::transport::{Address, ConnectError, MAKE_RDMA_CONNECTION};
 
 /// A rail that a connection is made over.
@@ -19,11 +21,14 @@ pub(super) struct ChosenRail {
     pub(super) index: usize,
     /// The address to speak from.
     pub(super) from: GidChoice,
+    /// The way to the peer, if its address was known.
+    pub(super) way: Option<PeerWay>,
 }
 
 impl VerbsShared {
-    /// Chooses those rails that can be used now, of these indexes, each towards an address of the peer's. A transport
-    /// with one rail does not ask for the state of its port: without it there is no connection.
+    /// Chooses those rails that can be used now, of these indexes, each towards an address of the peer's. Those on which
+    /// it did not answer lately are used only if there is no other. A transport with one rail does not ask for the
+    /// state of its port: without it there is no connection.
     ///
     /// # Errors
     /// None can be used: what is the matter with the first.
@@ -32,17 +37,34 @@ impl VerbsShared {
         towards: impl Iterator<Item = (usize, Option<IpAddr>)>,
         at: &Address,
     ) -> Result<Vec<ChosenRail>, ConnectError> {
-        let (mut usable, mut first_error) = (Vec::new(), None);
+        let (mut usable, mut unanswered, mut first_error) = (Vec::new(), Vec::new(), None);
         for (index, peer) in towards {
             let Some(rail) = self.rails.get(index) else { continue };
             let is_asked = self.rails.len() > 1 && !mutant!("rail_down_offered");
             let is_up = if is_asked { rail.check_up(at) } else { Ok(()) };
             match is_up.and_then(|()| rail.gid_towards(peer, at)) {
-                Ok(from) => usable.push(ChosenRail { index, from }),
+                Ok(from) => {
+                    let way = peer.map(|towards| PeerWay { rail: index, towards });
+                    let is_unanswered = way.is_some_and(|way| self.unanswered.has(way, Instant::now()));
+                    let kind = if is_asked && is_unanswered { &mut unanswered } else { &mut usable };
+                    kind.push(ChosenRail { index, from, way });
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a rail is left out of a new RDMA connection");
                     first_error.get_or_insert(error);
                 }
+            }
+        }
+        if usable.is_empty() {
+            usable = unanswered;
+        } else {
+            for ChosenRail { index, .. } in unanswered {
+                let (device, port) = (&self.rails[index].info.name, self.rails[index].port.number);
+                tracing::warn!(
+                    device,
+                    port,
+                    "a rail is left out of a new RDMA connection: the peer did not answer on it lately"
+                );
             }
         }
         match first_error {
@@ -53,6 +75,15 @@ impl VerbsShared {
                 "of the devices that both sides have none has its link up on both",
                 "name as many devices in the same order on both sides, and bring their links up",
             )),
+        }
+    }
+
+    /// Notes that a request was not answered on this way. If this side's port is down, that is the reason, and is found
+    /// out by each connection that is made.
+    pub(super) fn note_unanswered(&self, way: PeerWay) {
+        let rail = &self.rails[way.rail];
+        if self.rails.len() > 1 && rail.device.is_port_active(rail.port.number).unwrap_or(false) {
+            self.unanswered.note(way, Instant::now());
         }
     }
 
@@ -85,7 +116,8 @@ pub(super) fn check_atomics(
     }
     Err(no_rail(
         at,
-        "it grants atomics, which take the first device of each side, and the link of one of these is down",
+        "it grants atomics, which take the first device of each side, and the link of one of these is down, or the \
+         peer did not answer on it lately",
         "bring the links of the first devices up, or grant no atomics",
     ))
 }

@@ -83,7 +83,13 @@ impl VerbsConnecting {
         let Some(heard) = heard else { return Ok(None) };
         let (theirs, message) = match Hello::decode(&heard).map_err(|error| protocol(&at, &error))? {
             (Hello::Accept(theirs), message) => (theirs, message),
-            (Hello::Refuse(refusal), _) => return Err(ConnectError::refused(at, refusal)),
+            (Hello::Refuse(refusal), _) => {
+                if refusal.no_path {
+                    // The ways that were left out are the only ones, it may be.
+                    self.shared.unanswered.forget(self.address.ip());
+                }
+                return Err(ConnectError::refused(at, refusal));
+            }
             _ => return Err(protocol(&at, &WireError::Rule("it answered out of turn"))),
         };
         let Some(Handshake { mut link, mut ours, mut rails, mut requester, mut responder }) =
@@ -114,6 +120,7 @@ impl VerbsConnecting {
         let requester = theirs.blob.serves_reads().is_some().then_some(requester);
         let shared = Arc::clone(&self.shared);
         let mut endpoint = VerbsEndpoint::new(shared, link, requester, responder, theirs, true);
+        endpoint.know_ways(&rails);
         self.gpu.iter().for_each(|gpu| endpoint.use_gpu(gpu));
         if let Some(doorbell) = self.doorbell.take() {
             endpoint.set_doorbell(doorbell);

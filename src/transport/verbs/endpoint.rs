@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::VerbsShared;
+use super::chosen::ChosenRail;
 use super::device::{QueuePairError, lock};
 use super::direct::VerbsGpu;
 use super::hearing::{Ear, Hearing};
@@ -14,6 +15,7 @@ use super::hello::{Hello, Note, Terms};
 use super::pairs::{Requester, Responder};
 use super::rails::Rails;
 use super::staged::StagedRails;
+use super::unanswered::PeerWay;
 use crate::channel::{Channel, allow_silence};
 #[cfg(feature = "cuda")]
 use crate::cuda::Tickets;
@@ -103,6 +105,8 @@ pub struct VerbsEndpoint {
     doorbell: Option<Arc<Doorbell>>,
     /// The rails of the connection, by their indexes in the transport. The first one leads.
     rails: Vec<usize>,
+    /// The ways that they take, by the same order.
+    ways: Vec<Option<PeerWay>>,
     /// Those of them that this side has given up, a bit for each.
     given_up: u8,
     /// Those of which the peer has said the same.
@@ -142,6 +146,7 @@ impl VerbsEndpoint {
         }
         VerbsEndpoint {
             rails: theirs.blob.indexes().collect(),
+            ways: Vec::new(),
             given_up: 0,
             given_up_there: 0,
             shared,
@@ -159,6 +164,18 @@ impl VerbsEndpoint {
             looked: Instant::now(),
             guard: ForkGuard::new(),
         }
+    }
+
+    /// Has it note the ways on which the peer does not answer, of these rails of the connection.
+    pub(super) fn know_ways(&mut self, rails: &[ChosenRail]) {
+        self.ways = rails.iter().map(|rail| rail.way).collect();
+    }
+
+    /// Notes that the peer did not answer on these rails, a bit for each.
+    #[cold]
+    fn note_unanswered(&self, rails: u8) {
+        let of_rail = |(rail, way): (usize, &Option<PeerWay>)| way.filter(|_| rails & 1 << rail != 0);
+        self.ways.iter().enumerate().filter_map(of_rail).for_each(|way| self.shared.note_unanswered(way));
     }
 
     /// Has the peer's wake-ups ring this.
@@ -401,6 +418,9 @@ impl VerbsEndpoint {
             // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
             let _unheard = link.channel.send(&Hello::Note(Note::AccessViolation).encode(&[]));
         }
+        if error == Some(CompletionError::Unreachable) && !mutant!("way_unanswered_again") {
+            self.note_unanswered(1);
+        }
         self.fail(match error {
             Some(CompletionError::RemoteAccess) => REFUSED,
             Some(CompletionError::Unreachable) => UNREACHABLE,
@@ -422,6 +442,7 @@ impl VerbsEndpoint {
                 self.settle_failure(failure)
             };
         }
+        self.note_unanswered(lost);
         self.lose_rails(lost);
     }
 

@@ -332,6 +332,7 @@ impl Incoming for VerbsIncoming {
             Ok(()) => {
                 let (shared, theirs) = (self.shared, self.theirs);
                 let mut endpoint = VerbsEndpoint::new(shared, self.link, requester, responder, theirs, false);
+                endpoint.know_ways(&self.rails);
                 self.gpu.iter().for_each(|gpu| endpoint.use_gpu(gpu));
                 Ok(endpoint)
             }

@@ -90,6 +90,7 @@ mod striper;
 pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
+mod unanswered;
 mod under_way;
 #[cfg(test)]
 pub(crate) mod unordered;
@@ -124,6 +125,7 @@ use self::initiator::Initiator;
 use self::queue_pair::QueuePair;
 use self::rail::Rail;
 use self::region::Registered;
+use self::unanswered::UnansweredWays;
 use super::{
     Address, AtomicDomain, Capabilities, ConnectError, Doorbell, Offer, RegisterError, Transport, wireup,
 };
@@ -288,6 +290,7 @@ struct VerbsShared {
     access_violations: AtomicU64,
     /// Rails that connections have lost.
     rails_lost: AtomicU64,
+    unanswered: UnansweredWays,
     hearing: Arc<Hearing>,
     /// Memory of GPUs that is registered in the domains of these rails.
     #[cfg(feature = "cuda")]
@@ -325,6 +328,7 @@ impl Verbs {
             secret: options.secret,
             access_violations: AtomicU64::new(0),
             rails_lost: AtomicU64::new(0),
+            unanswered: UnansweredWays::default(),
             hearing,
             #[cfg(feature = "cuda")]
             on_gpus,
@@ -504,6 +508,7 @@ impl VerbsShared {
             secret: None,
             access_violations: AtomicU64::new(0),
             rails_lost: AtomicU64::new(0),
+            unanswered: UnansweredWays::default(),
             hearing: Arc::clone(&self.hearing),
             #[cfg(feature = "cuda")]
             on_gpus: RegisteredMemory::new(self.first().domain.serial),

@@ -23,7 +23,7 @@ impl PortFaults {
 
 impl Unordered {
     /// From now on no answer comes through this port.
-    pub(super) fn cut(&self, port: u8) {
+    pub(crate) fn cut(&self, port: u8) {
         lock(&self.world.state).ports.cut.insert(port);
     }
 

@@ -10,8 +10,8 @@ use crate::diagnostic::Diagnostic;
 use crate::mem::{Access, MemoryRegion};
 use crate::transport::verbs::VerbsListener;
 use crate::transport::{
-    Address, ConnectError, Connecting, Endpoint, Flags, Incoming, Inline, Listener, Offer, Operation,
-    PostError, Transport, WorkRequest,
+    Address, CompletionError, ConnectError, Connecting, Endpoint, Flags, Incoming, Inline, Listener, Offer,
+    Operation, PostError, Transport, WorkRequest,
 };
 
 /// The transport over three ports of the device, from this one on.
@@ -27,8 +27,13 @@ fn offer(region: &MemoryRegion) -> Offer {
     Offer { message: Vec::new(), grants: vec![region.whole()] }
 }
 
-/// Sets the first word of what the peer granted.
-fn set_word(device: &Unordered, poster: &mut impl Endpoint, remote: crate::mem::RemoteSlice, value: u64) {
+/// Posts a write of the first word of what the peer granted, and returns what becomes of it.
+fn post_word(
+    device: &Unordered,
+    poster: &mut impl Endpoint,
+    remote: crate::mem::RemoteSlice,
+    value: u64,
+) -> Result<(), CompletionError> {
     let write = Operation::WriteInline { data: Inline::word(value), remote: remote.slice(0, 8).unwrap() };
     let mut request = WorkRequest::signalled(value, write);
     request.flags |= Flags::NOTIFY;
@@ -39,8 +44,13 @@ fn set_word(device: &Unordered, poster: &mut impl Endpoint, remote: crate::mem::
             break completion;
         }
     };
-    assert_eq!(completion.result, Ok(()));
     while device.step() {}
+    completion.result
+}
+
+/// Sets the first word of what the peer granted.
+fn set_word(device: &Unordered, poster: &mut impl Endpoint, remote: crate::mem::RemoteSlice, value: u64) {
+    assert_eq!(post_word(device, poster, remote, value), Ok(()));
 }
 
 /// Both sides' errors of a connection that is not made.
@@ -162,6 +172,69 @@ fn a_connection_that_is_made_again_goes_on_over_the_rails_that_are_left() {
     let mut scene = again(scene);
     assert_eq!(scene.device.used_ports(), HashSet::from([1, 2]));
     (1..4).for_each(|round| scene.round(round));
+}
+
+/// The port of this side is up all the time, so that nothing but the requests tells of it. Either side may have posted
+/// them: a connector knows the way by where it connects to, a listener by the address of the peer's port.
+#[test]
+fn a_rail_on_which_the_peer_does_not_answer_is_left_out_of_the_next_connection() {
+    for poster in [0, 1] {
+        let device = Unordered::new(0, false);
+        let (from, to) = (verbs_from(&device, 1), verbs_from(&device, 4));
+        let mut listener = listen(&to);
+        let region = to.allocate(64, WORDS).unwrap();
+        let connect =
+            |listener: &mut VerbsListener| connect_to(&from, listener, || offer(&region), Vec::new());
+        let (mut ends, granted) = connect(&mut listener);
+        device.cut([1, 4][poster]);
+        let told = post_word(&device, &mut ends[poster], granted[poster][0], 1);
+        assert_eq!(told, Err(CompletionError::Unreachable));
+        drop(ends);
+
+        let (mut ends, granted) = connect(&mut listener);
+        let ports = device.used_ports();
+        assert!(!ports.contains(&1), "it goes over the rail on which the peer did not answer");
+        assert_eq!(ports, HashSet::from([2, 3, 5, 6]));
+        set_word(&device, &mut ends[poster], granted[poster][0], 2);
+        drop(ends);
+
+        // This side has no other.
+        [2, 3].iter().for_each(|port| device.take_down(*port));
+        drop(connect(&mut listener));
+        let ends = connect(&mut listener);
+        assert_eq!(device.used_ports(), HashSet::from([1, 4]));
+        drop(ends);
+
+        // The other side has no other, which a connector learns by being refused.
+        [2, 3].iter().for_each(|port| device.bring_up(*port));
+        [5, 6].iter().for_each(|port| device.take_down(*port));
+        if poster == 0 {
+            let [client, _] = refused(&from, &mut listener, &region);
+            assert!(matches!(client, ConnectError::NoPath { retry_after: Some(_), .. }), "{client}");
+        }
+        let _ends = connect(&mut listener);
+        assert_eq!(device.used_ports(), HashSet::from([1, 4]));
+    }
+}
+
+#[test]
+fn a_rail_that_was_lost_while_its_port_was_up_is_left_out_of_the_next_connection() {
+    let device = Unordered::new(0, false);
+    let verbs = verbs_from(&device, 1);
+    let mut scene = Scene::with_page(device, verbs, WORDS);
+    scene.round(1);
+    scene.device.cut(3);
+    (2..4).for_each(|round| scene.round(round));
+    scene.wait_for_losses(1);
+    let mut scene = again(scene);
+    assert_eq!(scene.device.used_ports(), HashSet::from([1, 2]));
+    scene.round(1);
+    scene.device.take_down(2);
+    (2..4).for_each(|round| scene.round(round));
+    scene.wait_for_losses(2);
+    scene.device.bring_up(2);
+    let scene = again(scene);
+    assert_eq!(scene.device.used_ports(), HashSet::from([1, 2]));
 }
 
 /// Two devices are not atomic among each other, and other peers of the owner go through its first one.
