@@ -283,7 +283,7 @@ pub(super) fn verbs(secret: Option<Secret>) -> Verbs {
         secret,
         access_violations: AtomicU64::new(0),
         rails_lost: AtomicU64::new(0),
-        unanswered: unanswered::UnansweredWays::default(),
+        unanswered: UnansweredWays::default(),
         hearing: Hearing::new().unwrap(),
         #[cfg(feature = "cuda")]
         on_gpus: crate::cuda::RegisteredMemory::new(serial),

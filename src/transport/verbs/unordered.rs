@@ -381,7 +381,7 @@ impl Unordered {
             secret: None,
             access_violations: AtomicU64::new(0),
             rails_lost: AtomicU64::new(0),
-            unanswered: unanswered::UnansweredWays::default(),
+            unanswered: super::unanswered::UnansweredWays::default(),
             hearing: super::Hearing::new().unwrap(),
             #[cfg(feature = "cuda")]
             on_gpus: crate::cuda::RegisteredMemory::new(serial),
