@@ -188,6 +188,8 @@ impl Diagnostic for TableError {
 #[serde(try_from = "TableBuilder", into = "TableBuilder")]
 pub struct Table {
     tensors: Vec<Tensor>,
+    /// The indices of the tensors, by their names.
+    by_name: Vec<u32>,
     align: u64,
     bytes: u64,
 }
@@ -206,6 +208,13 @@ impl Table {
     /// The tensors, in order.
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub(crate) fn tensor(&self, name: &str) -> Option<&Tensor> {
+        let tensor = |index: &u32| &self.tensors[*index as usize];
+        let found = self.by_name.binary_search_by(|index| tensor(index).name.as_str().cmp(name)).ok()?;
+        Some(tensor(&self.by_name[found]))
     }
 
     /// Bytes of the flat space.
@@ -242,12 +251,14 @@ impl Table {
         if !align.is_power_of_two() || align > MAX_ALIGN {
             return Err(TableError::Align { align });
         }
-        let mut table = Table { tensors: Vec::with_capacity(tensors.len()), align, bytes: 0 };
-        let mut names = std::collections::HashSet::with_capacity(tensors.len());
+        let mut by_name: Vec<u32> = (0..).take(tensors.len()).collect();
+        let name = |index: u32| tensors[index as usize].name.as_str();
+        by_name.sort_unstable_by_key(|index| name(*index));
+        if let Some(pair) = by_name.windows(2).find(|pair| name(pair[0]) == name(pair[1])) {
+            return Err(TableError::DuplicateName { name: name(pair[0]).to_owned() });
+        }
+        let mut table = Table { tensors: Vec::with_capacity(tensors.len()), by_name, align, bytes: 0 };
         for mut tensor in tensors {
-            if !names.insert(tensor.name.clone()) {
-                return Err(TableError::DuplicateName { name: tensor.name });
-            }
             let align = align.max(tensor.element.bytes() as u64);
             let end = table.bytes.checked_next_multiple_of(align).and_then(|offset| {
                 tensor.offset = offset;
@@ -339,6 +350,17 @@ mod tests {
         assert_eq!(table.bytes(), 528);
         let sent = postcard::to_allocvec(&table).unwrap();
         assert_eq!(postcard::from_bytes(&sent), Ok(table));
+    }
+
+    #[test]
+    fn each_tensor_is_found_by_its_name_and_no_other_is() {
+        let names = ["w", "b", "", "a", "w2"];
+        let add = |table: TableBuilder, name: &&str| table.tensor(*name, &[1], ElementType::F32);
+        let table = names.iter().fold(Table::builder(), add).build().unwrap();
+        for (name, tensor) in names.iter().zip(table.tensors()) {
+            assert_eq!(table.tensor(name), Some(tensor));
+        }
+        assert_eq!(table.tensor("c"), None);
     }
 
     #[test]

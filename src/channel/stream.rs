@@ -236,7 +236,13 @@ impl Channel {
             match (&self.stream).write(&self.outbox[self.sent..]) {
                 Ok(0) => return Err(ChannelError::Closed { when: "by the peer" }),
                 Ok(bytes) => self.sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // A peer to which there is always more to say would keep all that it was ever told.
+                    if self.sent > self.outbox.len() / 2 {
+                        self.outbox.drain(..std::mem::take(&mut self.sent));
+                    }
+                    return Ok(());
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // What the peer said before it closed is worth reading first.
                 Err(error) if is_gone(&error) => {
@@ -299,6 +305,12 @@ impl Channel {
     /// Bytes that wait to be sent.
     pub fn backlog(&self) -> usize {
         self.outbox.len() - self.sent + self.early.iter().map(Vec::len).sum::<usize>()
+    }
+
+    /// Bytes in memory that are to be sent or were.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.outbox.len()
     }
 
     /// True if nothing waits to be sent.

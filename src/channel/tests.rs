@@ -406,6 +406,28 @@ fn a_port_at_which_no_process_listens_is_not_the_clients_own() {
     super::listen(address).unwrap();
 }
 
+/// The coordinator of a job keeps some of the initial values on their way to each member all the time.
+#[test]
+fn messages_that_are_sent_are_not_kept_while_there_are_more() {
+    const WAITING: usize = 1 << 20;
+    let (mut sender, mut reader) = pair(&terms(None), &terms(None));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !(sender.is_open() && reader.is_open()) {
+        sender.poll().unwrap();
+        reader.poll().unwrap();
+    }
+    let (message, mut heard) = (vec![7; 64 << 10], 0);
+    while heard < 64 * WAITING {
+        while sender.backlog() < WAITING {
+            sender.send(&message).unwrap();
+        }
+        assert_eq!(sender.poll().unwrap(), None);
+        assert!(sender.kept() < 4 * WAITING, "{} bytes are kept", sender.kept());
+        heard += reader.poll().unwrap().map_or(0, |message| message.len());
+        assert!(Instant::now() < deadline, "only {heard} bytes came");
+    }
+}
+
 /// Since Linux 6.15 a listener that waits for a client's first bytes takes none that echo a time which it has told in
 /// answer to a keep-alive probe.
 #[test]

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::error::JobError;
@@ -13,6 +12,7 @@ use super::rendezvous::{self, Hub, HubEvent, MemberId, RendezvousError};
 use super::roster::{RankState, Roster};
 use super::served_workers::ServedWorkers;
 use crate::channel::Secret;
+use crate::mem::OwnThread;
 
 /// The longest time between two looks at the deadlines.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -23,16 +23,14 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 /// The thread of rank 0. Dropping it ends the job.
 pub(super) struct CoordinatorThread {
     abandoned: Arc<AtomicBool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<OwnThread>>,
 }
 
 impl CoordinatorThread {
     pub(super) fn start(hub: Hub, attendance: Attendance) -> Result<CoordinatorThread, JobError> {
         let abandoned = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&abandoned);
-        let thread = std::thread::Builder::new()
-            .name("slackline-hub".into())
-            .spawn(move || run(hub, attendance, &flag))
+        let thread = OwnThread::start("slackline-hub", move || run(hub, attendance, &flag))
             .map_err(rendezvous::RendezvousError::Thread)?;
         Ok(CoordinatorThread { abandoned, thread: Mutex::new(Some(thread)) })
     }
@@ -48,7 +46,7 @@ impl CoordinatorThread {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             // A panic there was reported by its thread; the members see the connection end.
-            let _ended = thread.join();
+            let _ended = thread.end(|| ());
         }
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::choose::TransportChoice;
 use super::member::{Conversation, JobMember};
+use super::plan::deadline_after;
 use super::transports::flatten;
 use super::{Job, JobError, JobPlan, LocalOptimizer, MemberRole};
 use crate::clock::Clock;
@@ -48,6 +49,7 @@ impl<C: Conversation> JobMember<C> {
         let (transports, rank) = (self.transports.open(), self.role_rank as usize);
         let listener = GroupMember::listen(transports, &address, rank, workers, elements, options)?;
         self.announce(flatten(listener.address()), None); // averages are in host memory
+        let deadline = deadline_after(plan.timeout);
         let mut choices = self.reach(MemberRole::Worker, workers, plan.transport, plan.timeout)?;
         let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
         let instead = |error: &ConnectError| {
@@ -56,7 +58,8 @@ impl<C: Conversation> JobMember<C> {
             *choice = other;
             Some(choice.address.clone())
         };
-        let member = listener.connect_or(&addresses, plan.timeout, instead)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let member = listener.connect_or(&addresses, left, instead)?;
         self.no_paths().forget_passing();
         // Of each pair one dials, and only that one finds out where no path leads by RDMA.
         for (choice, taken) in choices.iter_mut().zip(member.transports()) {

@@ -11,6 +11,7 @@ use rustix::event::EventfdFlags;
 use super::choose::{PathError, TransportChoice, choose};
 use super::error_report::ErrorReport;
 use super::no_paths::NoPaths;
+use super::plan::deadline_after;
 use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
 use super::transports::Transports;
 use crate::channel::Secret;
@@ -328,7 +329,7 @@ impl<C: Conversation> JobMember<C> {
         what: &str,
         mut until: impl FnMut(&mut MemberState<C>) -> Option<R>,
     ) -> Result<R, WaitError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         let mut state = self.shared.state();
         loop {
             if let Some(result) = until(&mut state) {

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::member::{Conversation, JobMember, WaitError};
 use super::rendezvous::{Host, Member, MemberRole};
 use super::transports::flatten;
 use super::{JobError, JobPlan};
+use crate::mem::OwnThread;
 use crate::node::{Error, Server, ShardOptions, Worker, WorkerOptions};
 use crate::transport::TransportKind;
 use crate::transport::mixed::Mixed;
@@ -23,7 +23,7 @@ const LAST_STEPS: Duration = Duration::from_secs(2);
 /// The thread of a host's server. Dropping it ends the server.
 pub(super) struct HostThread {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
 }
 
 impl HostThread {
@@ -63,18 +63,17 @@ impl HostThread {
             drop(server);
             member.tell(|conversation| conversation.serves(Vec::new(), Vec::new()));
         };
-        let spawned = std::thread::Builder::new().name("slackline-host".into()).spawn(serve);
-        let thread = spawned.map_err(|source| Error::Thread { what: "the server of this host", source })?;
+        let thread = OwnThread::start("slackline-host", serve);
+        let thread = thread.map_err(|source| Error::Thread { what: "the server of this host", source })?;
         Ok(HostThread { stop, thread: Some(thread) })
     }
 }
 
 impl Drop for HostThread {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             // A panic there was reported by its thread; the workers see the connection end.
-            let _ended = thread.join();
+            let _ended = thread.end(|| self.stop.store(true, Ordering::Relaxed));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The plan that all processes of a job share.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -8,6 +8,12 @@ use crate::transport::TransportKind;
 
 /// The longest timeout.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The time at which a call gives up that takes at most `timeout`: one that is too far off for the clock cannot be
+/// computed.
+pub(super) fn deadline_after(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(YEAR)
+}
 
 /// The plan of a job. All processes of a job have the same number of servers, transport and reconnection, and
 /// proxies or none.
@@ -168,5 +174,6 @@ mod tests {
         let endless = JobPlan { timeout: Duration::MAX, ..JobPlan::servers(1) };
         let bytes = postcard::to_allocvec(&endless).unwrap();
         assert_eq!(postcard::from_bytes::<JobPlan>(&bytes).unwrap().timeout, YEAR);
+        assert!(deadline_after(Duration::MAX) > Instant::now());
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::error_report::ErrorReport;
 use super::member::End;
+use super::plan::deadline_after;
 use super::rendezvous::Member;
 use super::server_loop::resume_from;
 use super::transports::flatten;
@@ -80,7 +81,7 @@ impl Job {
     /// server if it cannot go on, with which the job fails.
     #[doc(hidden)]
     pub fn drive(&self, server: &mut Server<Mixed>, timeout: Duration) -> Result<bool, JobError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         let end = loop {
             if let Some(end) = self.member.end() {
                 break end;

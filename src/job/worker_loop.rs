@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::JobError;
 use super::member::{Conversation, End, JobMember};
-use super::plan::JobPlan;
+use super::plan::{JobPlan, deadline_after};
 use super::rendezvous::MemberRole;
 use crate::clock::Clock;
 #[cfg(feature = "cuda")]
@@ -72,11 +72,12 @@ impl<C: Conversation> JobMember<C> {
         plan: &JobPlan,
         mut connect: impl FnMut(&[Address], Duration) -> Result<R, Error>,
     ) -> Result<R, JobError> {
-        let deadline = Instant::now() + plan.timeout;
+        let deadline = deadline_after(plan.timeout);
         let (mut before, mut attempt) = (None, ATTEMPT);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let choices = self.reach(MemberRole::Server, plan.servers as usize, plan.transport, left)?;
+            let left = deadline.saturating_duration_since(Instant::now());
             let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
             // There may be no path by RDMA, and then another transport takes a part of the time, too.
             let by_rdma = choices.iter().any(|choice| choice.kind == TransportKind::Verbs);
@@ -115,7 +116,7 @@ impl<C: Conversation> JobMember<C> {
     /// `timeout`.
     pub(super) fn attend(&self, worker: &mut Worker<Mixed>, timeout: Duration) -> Result<Option<End>, Error> {
         self.tell(C::finished);
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if let Some(end) = self.wait_for_the_end(left.min(LOOK_EVERY)) {
@@ -347,6 +348,25 @@ mod tests {
     }
 
     #[test]
+    fn waiting_for_servers_takes_from_the_time_for_connecting_to_them() {
+        const LATE: Duration = Duration::from_secs(1);
+        let mut hub = hub();
+        let [server, worker] = [MemberRole::Server, MemberRole::Worker].map(|role| join(&mut hub, role));
+        let plan = JobPlan::servers(1).timeout(PATIENCE);
+        let mut given = None;
+        std::thread::scope(|scope| {
+            let connect = |_: &[Address], within| Ok(given = Some(within));
+            let connecting = scope.spawn(|| worker.with_servers(&plan, connect));
+            let until = Instant::now() + LATE;
+            poll_until(&mut hub, || Instant::now() > until);
+            server.announce(vec![Address::random()], None);
+            poll_until(&mut hub, || connecting.is_finished());
+            connecting.join().unwrap().unwrap();
+        });
+        assert!(given.is_some_and(|within| within < PATIENCE - LATE / 2), "{given:?}");
+    }
+
+    #[test]
     fn a_worker_that_loses_the_server_before_it_hears_of_the_end_ends_well() {
         let (mut hub, address) = (hub(), Address::random());
         let member = join(&mut hub, MemberRole::Worker);
@@ -358,7 +378,7 @@ mod tests {
             let attending = scope.spawn(|| {
                 let options = WorkerOptions::new(SchemeConfig::Asp);
                 let mut worker = Worker::connect(Mixed::default(), &[address], options, PATIENCE).unwrap();
-                member.attend(&mut worker, PATIENCE)
+                member.attend(&mut worker, Duration::MAX)
             });
             assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
             drop(server);

@@ -22,6 +22,7 @@ mod fence;
 mod fork;
 #[cfg_attr(loom, path = "loom/host.rs")]
 mod host;
+mod own_thread;
 mod region;
 #[cfg_attr(loom, path = "loom/volatile.rs")]
 mod volatile;
@@ -40,6 +41,7 @@ pub use fork::ForkGuard;
 #[cfg(all(test, not(loom)))]
 pub(crate) use fork::{alone, true_in_a_forked_child};
 pub use host::{HostMemory, PAGE_SIZE};
+pub(crate) use own_thread::OwnThread;
 pub use region::{
     Access, DeviceKeys, LocalSlice, MAX_RAILS, MemoryRegion, OutOfBounds, Registration, RemoteKey,
     RemoteSlice,

@@ -10,7 +10,6 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::thread::JoinHandle;
 
 use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
@@ -19,7 +18,7 @@ use super::folder::{FillJob, FoldMetadata, Folder};
 use super::{Backoff, Error};
 use crate::clock::Clock;
 use crate::kernel::{Fold, FoldError, Gradient, Moments, Operand, Optimizer, Pass, largest_magnitude};
-use crate::mem::VolatileSlice;
+use crate::mem::{OwnThread, VolatileSlice};
 use crate::param::{PeerInbox, Progress};
 use crate::scheme::GradientId;
 use crate::table::Encoding;
@@ -277,7 +276,7 @@ impl FoldShared {
 pub(super) struct Aggregator {
     running: bool,
     shared: Arc<FoldShared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<OwnThread>,
 }
 
 impl Aggregator {
@@ -302,11 +301,8 @@ impl Aggregator {
         let mut aggregator = Aggregator { running: false, shared: Arc::clone(&shared), threads: Vec::new() };
         for thread in 1..threads {
             let shared = Arc::clone(&shared);
-            let spawned = std::thread::Builder::new()
-                .name(format!("slackline-fold-{thread}"))
-                .spawn(move || shared.serve(thread))
-                .map_err(|source| Error::Thread { what: "folding", source })?;
-            aggregator.threads.push(spawned);
+            let started = OwnThread::start(&format!("slackline-fold-{thread}"), move || shared.serve(thread));
+            aggregator.threads.push(started.map_err(|source| Error::Thread { what: "folding", source })?);
         }
         Ok(aggregator)
     }
@@ -416,11 +412,13 @@ fn text(panic: &(dyn Any + Send)) -> String {
 
 impl Drop for Aggregator {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.wake();
         for thread in self.threads.drain(..) {
             // A fold that panicked has been reported by the panic hook already.
-            let _ = thread.join();
+            let to_wake = thread.thread().clone();
+            let _has_panicked = thread.end(|| {
+                self.shared.stop.store(true, Ordering::Relaxed);
+                to_wake.unpark();
+            });
         }
     }
 }

@@ -202,8 +202,8 @@ impl<T: Transport> Publisher<T> {
             let status = ReaderStatus { peer, holds, pins, behind: 0, is_copying };
             ReaderStatus { behind: status.newest().unwrap_or_default().behind(latest), ..status }
         };
-        let peers = (0..).zip(&self.shard.peers);
-        peers.filter_map(|(peer, reader)| Some((peer, reader.as_ref()?))).map(status).collect()
+        let peers = self.shard.peers.iter().zip(0..);
+        peers.filter_map(|(reader, peer)| Some((peer, reader.as_ref()?))).map(status).collect()
     }
 
     /// Takes readers in and notices which readers are gone, without waiting. Returns true if anything happened.

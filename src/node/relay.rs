@@ -5,7 +5,6 @@ mod pace;
 mod passing;
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use self::passing::InTree;
 #[cfg_attr(not(feature = "sim"), allow(unused_imports, reason = "a simulator drives it by itself"))]
@@ -14,6 +13,7 @@ use self::passing::RelayState;
 use super::runtime::complete;
 use super::{Error, PublisherOptions, ReaderStatus};
 use crate::clock::Version;
+use crate::mem::OwnThread;
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
@@ -51,7 +51,7 @@ use crate::transport::{Address, Transport};
 pub struct Relay {
     address: Address,
     state: Arc<RelayState>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
 }
 
 /// Time between two attempts of a relay to begin, or of one in a tree to begin again.
@@ -142,7 +142,7 @@ impl Relay {
     ) -> Result<Relay, Error> {
         let (address, state) = (passing.address(), Arc::new(RelayState::default()));
         let told = state.clone();
-        let thread = std::thread::Builder::new().name("slackline-relay".into()).spawn(move || {
+        let thread = OwnThread::start("slackline-relay", move || {
             while let Err(error) = complete(passing.run(|| told.is_over(), |publisher| told.note(publisher)))
             {
                 // Its address is free, and its readers are told, before it begins once more.
@@ -187,9 +187,8 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.state.end();
         if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+            let _has_panicked = thread.end(|| self.state.end());
         }
     }
 }

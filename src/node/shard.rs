@@ -640,12 +640,12 @@ impl<T: Transport> Shard<T> {
             PeerRole::Worker { session, .. } => Some(session),
             _ => None,
         };
-        let is_free = |(index, peer): &(u16, &Option<_>)| {
+        let is_free = |(peer, index): &(&Option<_>, u16)| {
             let is_withheld =
                 |(kept, of): &(u16, Option<u64>)| kept == index && (of.is_none() || *of != session);
             peer.is_none() && (!self.withheld.iter().any(is_withheld) || mutant!("withheld"))
         };
-        let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
+        let mut free = self.peers.iter().zip(0..).filter(is_free).map(|(_, index)| index);
         let peer = free.nth(joining + ahead).ok_or_else(|| match self.withheld.len() {
             0 => queue::no_room(&hello.role, self.peers.len(), (joining, ahead), self.config.options.lease),
             _ => Refusal::temporary(

@@ -133,7 +133,8 @@ impl Tree {
         let number = number.unwrap_or_else(|| fresh.max(last.saturating_add(1)));
         let taken = self.taken(number);
         let current = notice.reads_from.filter(|owner| {
-            joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, &taken)
+            let may_have = joiner.lost != Some(*owner) && self.is_before(*owner, number);
+            may_have && self.has_branch(*owner, &taken) && self.is_reached(*owner, &joiner.host)
         });
         let lost = self.lost_of(number, joiner.lost, now);
         let mut chosen = self.choose_for_relay(joiner, number, &taken);
@@ -167,7 +168,7 @@ impl Tree {
     /// The owners that a relay of this number has lost of late, or been refused by.
     fn lost_of(&self, number: u64, lost: Option<u64>, now: Instant) -> Vec<(u64, Instant)> {
         let before = self.relays.get(&number).map_or(&[][..], |member| &member.lost);
-        let is_recent = |at: Instant| now.saturating_since(at) < self.lease * LOST_FOR;
+        let is_recent = |at: Instant| now.saturating_since(at) < self.lease.saturating_mul(LOST_FOR);
         let kept = before.iter().filter(|(owner, at)| Some(*owner) != lost && is_recent(*at));
         let mut all: Vec<_> = kept.copied().chain(lost.map(|owner| (owner, now))).collect();
         all.drain(..all.len().saturating_sub(LOST_MAX));
@@ -612,6 +613,32 @@ mod tests {
         after.announce(&mut tree, 1.1);
         assert!(after.number() > before.number());
         assert_eq!(tree.relays.len(), 1);
+    }
+
+    #[test]
+    fn a_relay_that_lost_its_owner_is_heard_whatever_the_lease() {
+        let mut tree = Tree::new((7, Version::new(0)), Host::named("trainer"), 2, Duration::MAX);
+        let mut relay = Scripted::new(0, "h0", 2);
+        relay.announce(&mut tree, 1.0);
+        for seconds in [2.0, 3.0] {
+            relay.joiner.lost = Some(5);
+            relay.announce(&mut tree, seconds);
+        }
+        assert_eq!(relay.reads_from(), Some(TreePosition::PUBLISHER));
+    }
+
+    /// It has come to be reached over the memory of its own host alone.
+    #[test]
+    fn an_owner_that_a_relay_cannot_reach_any_more_is_not_named() {
+        let mut tree = tree(1);
+        let [mut near, mut far] = [0, 1].map(|at| Scripted::new(at, &format!("h{at}"), 2));
+        near.announce(&mut tree, 1.0);
+        far.announce(&mut tree, 1.1);
+        assert_eq!(far.reads_from(), Some(near.number()));
+        near.notice().address = Address::Abstract("r0".into());
+        near.announce(&mut tree, 1.2);
+        let position = far.announce(&mut tree, 1.3);
+        assert!(position.owners.iter().all(|owner| owner.number != near.number()), "{position:?}");
     }
 
     #[test]

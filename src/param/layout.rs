@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Version, VersionTag};
+use crate::scheme::SchemeConfig;
 use crate::table::Encoding;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
@@ -253,7 +254,7 @@ impl SlotGeometry {
 
     /// As [`FrameGeometry::is_sound`].
     pub fn is_sound(&self) -> bool {
-        (1..=1024).contains(&self.slots)
+        (1..=SchemeConfig::SLOTS_MAX).contains(&self.slots)
             && (1..=1 << 46).contains(&self.elements)
             && (1..=1 << 46).contains(&self.chunk_elements)
             && self.chunks() <= MAX_CHUNKS

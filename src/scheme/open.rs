@@ -156,8 +156,9 @@ impl AnyScheme {
         if self.built_in().is_none() && SchemeConfig::NAMES.contains(&self.name()) {
             return Err(self.failure("this is the name of a built-in scheme: use another".into()));
         }
-        if self.needs().slots == 0 {
-            return Err(self.failure("each worker needs at least one slot".into()));
+        if !(1..=SchemeConfig::SLOTS_MAX).contains(&self.needs().slots) {
+            let most = SchemeConfig::SLOTS_MAX;
+            return Err(self.failure(format!("each worker needs 1 to {most} slots")));
         }
         Ok(())
     }

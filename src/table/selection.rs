@@ -105,8 +105,8 @@ impl<'a> SelectionBuilder<'a> {
         let mut copy = Table::builder().align(self.table.align);
         let mut sources = Vec::with_capacity(self.slices.len().min(MAX_TENSORS));
         for (name, ranges) in self.slices {
-            let tensor = self.table.tensors.iter().find(|tensor| tensor.name == name);
-            let tensor = tensor.ok_or_else(|| TableError::NoTensor { name: name.into() })?;
+            let no_tensor = || TableError::NoTensor { name: name.into() };
+            let tensor = self.table.tensor(name).ok_or_else(no_tensor)?;
             let ranges = ranges.unwrap_or_else(|| tensor.shape.iter().map(|side| 0..*side).collect());
             let is_inside =
                 |(range, side): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *side;

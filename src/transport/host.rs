@@ -1,6 +1,7 @@
 //! The host that a process runs on, as far as memory can be shared with it.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,9 +23,8 @@ impl Host {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let boot = read("/proc/sys/kernel/random/boot_id");
         let link = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
-        let user = rustix::process::geteuid().as_raw();
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Host { name, identity: format!("{} {} user {user}", boot.trim(), link.display()) }
+        Host { name, identity: identity(boot.trim(), &link.display().to_string()) }
     }
 
     /// One that no process runs on: for tests and plans.
@@ -44,8 +44,43 @@ impl Host {
     }
 }
 
+/// The identity of the host of this boot and network name space. Without either it is one of this process alone, which
+/// shares memory with no other: those of all hosts would look alike.
+fn identity(boot: &str, network: &str) -> String {
+    static OWN: LazyLock<u64> = LazyLock::new(|| {
+        tracing::warn!(
+            "this process shares memory with no other: /proc does not tell the boot of the kernel \
+             (sys/kernel/random/boot_id) and the network name space (self/ns/net); mount all of it"
+        );
+        getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
+    });
+    if boot.is_empty() || network.is_empty() {
+        return format!("process {:x}", *OWN);
+    }
+    format!("{boot} {network} user {}", rustix::process::geteuid().as_raw())
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_cannot_tell_its_host_shares_memory_with_no_other_host() {
+        let host = |boot: &str, network: &str| Host { name: "n".into(), identity: identity(boot, network) };
+        assert!(host("b", "net:[1]").shares_memory_with(&host("b", "net:[1]")));
+        assert!(!host("b", "net:[1]").shares_memory_with(&host("c", "net:[1]")));
+        for (boot, network) in [("", "net:[1]"), ("b", ""), ("", "")] {
+            let alone = host(boot, network);
+            assert!(alone.is_sound() && alone.shares_memory_with(&host(boot, network)));
+            // What another process of this kind would say.
+            let other = Host { name: "m".into(), identity: format!(" {network} user 0") };
+            assert!(!alone.shares_memory_with(&other) && !alone.shares_memory_with(&host("b", "net:[1]")));
+        }
     }
 }

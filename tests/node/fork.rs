@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use slackline::checkpoint::CheckpointOptions;
 use slackline::scheme::{Bound, SchemeConfig};
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{Address, ElementType, Error, Server, ServerOptions, Shm, Table, Version};
@@ -28,6 +29,31 @@ fn in_a_child(child: impl FnOnce() -> Vec<bool>) {
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
     assert!(libc::WIFEXITED(status), "the child ended by {status:#x}");
     assert_eq!(libc::WEXITSTATUS(status), 0, "the number of the claim that did not hold in the child");
+}
+
+/// Drops a copy of `owner` in a forked child, and `owner` itself afterwards.
+fn drop_in_a_child<T>(owner: T) {
+    in_a_child(|| {
+        // SAFETY: the parent's value is another; this one is a copy that is dropped here alone.
+        drop(unsafe { std::ptr::read(&raw const owner) });
+        Vec::new()
+    });
+}
+
+/// A child has only the thread that forked it, and joining another one that it inherited panics.
+#[test]
+fn a_child_that_drops_what_has_threads_leaves_them_to_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = || Table::flat(BYTES as u64 / 4, ElementType::F32).unwrap();
+    let server = |threads, checkpoint| {
+        let options = ServerOptions { threads, checkpoint, ..ServerOptions::new(SchemeConfig::Asp, 1, 0.1) };
+        Server::new(Shm::new(), &Address::random(), table(), &[0.0; BYTES / 4], options).unwrap()
+    };
+    drop_in_a_child(server(2, None));
+    drop_in_a_child(server(1, Some(CheckpointOptions::new(folder.path().join("shard.safetensors")))));
+    let options = PublisherOptions::default();
+    let publisher = Publisher::new(Shm::new(), &Address::random(), table(), options).unwrap();
+    drop_in_a_child(publisher.into_background().unwrap());
 }
 
 /// A publisher and a reader of it in this process.

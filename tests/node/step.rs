@@ -1,6 +1,10 @@
 //! Steps of a worker: what they lend, what they cost, and what dropping one does.
 
-use slackline::{Address, Error, Shm, Step, Worker, scheme::SchemeConfig};
+use slackline::weights::{Publisher, PublisherOptions};
+use slackline::{
+    Address, ElementType, Error, Server, ServerOptions, Shm, Step, Table, Worker, WorkerOptions,
+    scheme::SchemeConfig,
+};
 
 use crate::only_worker::{self, ELEMENTS, TIMEOUT};
 
@@ -30,6 +34,30 @@ fn a_step_lends_the_memory_that_was_pulled_into_and_is_published_from() {
         }
     });
     assert_eq!(parameters, [0.5f32.powi(20); ELEMENTS]);
+}
+
+#[test]
+fn the_most_peers_that_an_owner_may_have_room_for_are_served() {
+    let (scheme, table) = (SchemeConfig::Bsp, || Table::flat(64, ElementType::F32).unwrap());
+    let mut options = PublisherOptions::default();
+    options.memory.peers = 65_535;
+    let mut publisher = Publisher::new(Shm::new(), &Address::random(), table(), options).unwrap();
+    publisher.publish(&[0; 256], TIMEOUT).unwrap();
+    assert!(publisher.reader_statuses().is_empty());
+
+    let mut options = ServerOptions::new(scheme, 1, 0.5);
+    options.memory.peers = 65_535;
+    let mut server = Server::new(Shm::new(), &Address::random(), table(), &[1.0; 64], options).unwrap();
+    let addresses = [server.address()];
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(move || server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
+        let options = WorkerOptions::new(scheme);
+        let mut worker = Worker::connect(Shm::new(), &addresses, options, TIMEOUT).unwrap();
+        (0..2).for_each(|_| publish(worker.step(TIMEOUT).unwrap()).unwrap());
+        worker.flush(TIMEOUT).unwrap();
+        drop(worker);
+        assert!(serving.join().unwrap());
+    });
 }
 
 #[test]

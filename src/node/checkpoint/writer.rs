@@ -11,13 +11,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
 
 use super::header::Header;
 use super::{CheckpointError, CheckpointOptions, file};
 use crate::clock::{Clock, Version};
 use crate::cuda::Gpu;
 use crate::kernel::Optimizer;
+use crate::mem::OwnThread;
 use crate::node::taken::Applied;
 use crate::node::{Error, payloads};
 use crate::table::Table;
@@ -72,7 +72,7 @@ pub(in crate::node) struct Checkpointer {
     every: Option<u64>,
     shared: Arc<WriterShared>,
     orders: Option<SyncSender<CheckpointWrite>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
     /// The frame and the copy of the states that the last order named.
     source: (u8, usize),
     /// A request that is not begun yet.
@@ -103,9 +103,8 @@ impl Checkpointer {
         });
         let (orders, to_do) = sync_channel(1);
         let (every, seen, path) = (options.every, Arc::clone(&shared), options.path.clone());
-        let thread = std::thread::Builder::new()
-            .name("slackline-checkpoint".into())
-            .spawn(move || serve(&options, &identity, &to_do, &seen))
+        let write = move || serve(&options, &identity, &to_do, &seen);
+        let thread = OwnThread::start("slackline-checkpoint", write)
             .map_err(|source| Error::Thread { what: "checkpoints", source })?;
         Ok(Checkpointer {
             every,
@@ -208,7 +207,7 @@ impl Checkpointer {
     pub(in crate::node) fn hang(&mut self) -> SyncSender<()> {
         let (disk, answer) = sync_channel::<()>(1);
         self.shared.phase.store(WRITING, Ordering::Relaxed);
-        self.thread = Some(std::thread::spawn(move || _ = answer.recv()));
+        self.thread = OwnThread::start("a disk", move || _ = answer.recv()).ok();
         disk
     }
 
@@ -227,9 +226,10 @@ impl Drop for Checkpointer {
     fn drop(&mut self) {
         // The thread finishes its current checkpoint, so that no half of a file is left behind, and gets no more
         // orders. One that was given up ends by itself, or with its process.
-        self.orders = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let orders = self.orders.take();
+        match self.thread.take() {
+            Some(thread) => _ = thread.end(move || drop(orders)),
+            None => drop(orders),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{JoinHandle, Thread};
+use std::thread::Thread;
 
 use super::super::copies::Copies;
 use super::super::payloads::on_host;
@@ -14,7 +14,7 @@ use super::super::wait::{Backoff, WaitTurn, wait};
 use super::super::{Error, Idle, now};
 use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
-use crate::mem::{LocalSlice, OutOfBounds, Streaming, VolatileSlice};
+use crate::mem::{LocalSlice, OutOfBounds, OwnThread, Streaming, VolatileSlice};
 use crate::param::PendingDelta;
 use crate::table::Table;
 use crate::time::Duration;
@@ -61,7 +61,7 @@ const AWAKE_FOR: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct BackgroundPublisher<T: Transport> {
     pub(super) shared: Arc<Shared<T>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
 }
 
 pub(super) struct Shared<T: Transport> {
@@ -168,7 +168,7 @@ impl<T: Transport> Publisher<T> {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("slackline-pub".into()).spawn(look_after);
+        let thread = OwnThread::start("slackline-pub", look_after);
         let thread = thread.map_err(|source| Error::Thread { what: "the publisher", source })?;
         let _first = shared.thread.set(thread.thread().clone());
         Ok(BackgroundPublisher { shared, thread: Some(thread) })
@@ -289,11 +289,12 @@ impl<T: Transport> BackgroundPublisher<T> {
 
 impl<T: Transport> Drop for BackgroundPublisher<T> {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            self.shared.wake();
             // It ends after its look; a panic in there is told on the standard error already.
-            drop(thread.join());
+            let _has_panicked = thread.end(|| {
+                self.shared.is_over.store(true, Relaxed);
+                self.shared.wake();
+            });
         }
     }
 }

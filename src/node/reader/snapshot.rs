@@ -161,7 +161,7 @@ impl Snapshot {
 
     /// The bytes of one tensor; `None` if there is none of this name, or if a server's shard does not hold all of it.
     pub fn tensor(&self, name: &str) -> Option<&[u8]> {
-        let tensor = self.copied.table.tensors().iter().find(|tensor| tensor.name() == name)?;
+        let tensor = self.copied.table.tensor(name)?;
         let at = |byte: u64| byte.checked_sub(self.copied.range.start).map(|byte| byte as usize);
         self.bytes().get(at(tensor.range().start)?..at(tensor.range().end)?)
     }

@@ -3,12 +3,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 use super::super::link::Link;
 use super::super::runtime::complete;
 use super::super::tree::ASK_FOR;
 use super::super::{Error, now};
+use crate::mem::OwnThread;
 use crate::param::{Joiner, TreeOwner, TreePosition};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
@@ -20,7 +20,7 @@ const REST: Duration = Duration::from_millis(20);
 pub(super) struct Announcer {
     publisher: Address,
     shared: Arc<Announcements>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
     /// The owner that the relay reads from, by its number.
     owner: Option<u64>,
     /// The answer that is gone through, and the index of the owner there that is tried next.
@@ -66,8 +66,7 @@ impl Announcer {
         let told = Mutex::new(Announced { joiner, position, knew_lost: None, turns: 1 });
         let shared = Arc::new(Announcements { told, is_over: AtomicBool::new(false) });
         let (announced, address) = (shared.clone(), publisher.clone());
-        let thread = std::thread::Builder::new().name("slackline-call".into());
-        let thread = thread.spawn(move || announce(&transport, &address, &announced));
+        let thread = OwnThread::start("slackline-call", move || announce(&transport, &address, &announced));
         let thread = thread.map_err(|source| Error::Thread { what: "the relay's announcements", source })?;
         let mut announcer = Announcer::new(publisher, shared);
         announcer.thread = Some(thread);
@@ -178,11 +177,13 @@ impl Announcer {
 
 impl Drop for Announcer {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
+            let to_wake = thread.thread().clone();
             // A question that is open ends within its time.
-            drop(thread.join());
+            let _has_panicked = thread.end(|| {
+                self.shared.is_over.store(true, Relaxed);
+                to_wake.unpark();
+            });
         }
     }
 }

@@ -420,7 +420,7 @@ impl<T: Transport> Server<T> {
     pub(super) fn tell(&mut self, now: Instant) -> bool {
         let Some(decider) = &mut self.shard.decider else { return false };
         let mut liar = None;
-        for (peer_index, peer) in (0..).zip(&self.shard.peers) {
+        for (peer, peer_index) in self.shard.peers.iter().zip(0..) {
             if let Some(peer) = peer
                 && let Some(shard) = peer.follows
                 && !decider.learn(shard, peer.inbox.followed())

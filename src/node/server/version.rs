@@ -210,7 +210,7 @@ impl<T: Transport> Server<T> {
             }
         }
         if let Some(frame) = self.work.frame.take() {
-            for (index, state) in (0..).zip(&self.workers) {
+            for (state, index) in self.workers.iter().zip(0..) {
                 if let Some(state) = state {
                     self.shard.frames.set_included(frame, index, state.consumed);
                 }

@@ -2,11 +2,10 @@
 //! each, in which the owner serves all others.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{DisconnectReason, Gone, Shard, ShardEvent, ShardPeer};
-use crate::mem::ForkGuard;
+use crate::mem::OwnThread;
 use crate::param::PeerInbox;
 use crate::transport::{Endpoint, HANDSHAKE_TIMEOUT, Remains, Transport};
 
@@ -36,16 +35,10 @@ impl Undone {
 }
 
 /// Peers of which something is left to be undone.
+#[derive(Default)]
 pub(super) struct DepartingPeers {
     /// The thread, once a peer has left, and the queue of what it is to undo.
-    thread: Option<(SyncSender<Box<PeerRemains>>, JoinHandle<()>)>,
-    guard: ForkGuard,
-}
-
-impl Default for DepartingPeers {
-    fn default() -> Self {
-        DepartingPeers { thread: None, guard: ForkGuard::new() }
-    }
+    thread: Option<(SyncSender<Box<PeerRemains>>, OwnThread)>,
 }
 
 impl DepartingPeers {
@@ -54,8 +47,7 @@ impl DepartingPeers {
         if self.thread.is_none() {
             // As many newcomers may wait.
             let (queue, undoing) = sync_channel(2 * usize::from(peers));
-            let thread = std::thread::Builder::new().name("slackline-leave".into());
-            match thread.spawn(move || undo_all(&undoing)) {
+            match OwnThread::start("slackline-leave", move || undo_all(&undoing)) {
                 Ok(thread) => self.thread = Some((queue, thread)),
                 Err(error) => tracing::error!(%error, "cannot start a thread to let peers go; see ulimit -u"),
             }
@@ -79,12 +71,7 @@ impl DepartingPeers {
 impl Drop for DepartingPeers {
     fn drop(&mut self) {
         let Some((queue, thread)) = self.thread.take() else { return };
-        if self.guard.is_inherited() {
-            // The thread is the parent's, and may have held a lock of the queue when that forked.
-            return std::mem::forget((queue, thread));
-        }
-        drop(queue);
-        if thread.join().is_err() {
+        if !thread.end(move || drop(queue)) {
             tracing::error!("the thread that was to let peers go has panicked");
         }
     }

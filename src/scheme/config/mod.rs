@@ -128,6 +128,11 @@ impl SchemeConfig {
     #[doc(hidden)]
     pub const RUN_AHEAD_MAX: u64 = 1024;
 
+    /// Most slots that a worker can have: for each of these clocks one, one that is being folded in, and one that is
+    /// being written.
+    #[doc(hidden)]
+    pub const SLOTS_MAX: u16 = Self::RUN_AHEAD_MAX as u16 + 2;
+
     /// The scheme of this name (or text) with these settings beside those that the text itself has: for command lines,
     /// where settings are options. A setting that the scheme does not take, one given twice, and a value that cannot
     /// be are errors that name the setting, the value and the remedy.

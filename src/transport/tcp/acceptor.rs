@@ -7,7 +7,6 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::process::setpriority_process;
@@ -17,6 +16,7 @@ use super::connection::lock;
 use super::engine::{Command, Engine};
 use super::hello::{Hello, Lane, Note, Terms, Ticket};
 use crate::channel::{self, Channel};
+use crate::mem::OwnThread;
 use crate::time::Instant;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept};
@@ -32,7 +32,7 @@ const NICENESS: i32 = 10;
 /// The thread that greets the newcomers of a listener, as the listener holds it.
 pub(super) struct Acceptor {
     shared: Arc<AcceptorShared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
 }
 
 /// The state that the thread shares with its listener.
@@ -68,8 +68,7 @@ impl Acceptor {
         });
         let newcomers = Newcomers::default();
         let greeter = Greeter { shared: Arc::clone(&shared), socket, address, terms, engine, newcomers };
-        let named = std::thread::Builder::new().name("slackline-accept".into());
-        let thread = Some(named.spawn(move || greeter.run())?);
+        let thread = Some(OwnThread::start("slackline-accept", move || greeter.run())?);
         Ok(Acceptor { shared, thread })
     }
 
@@ -91,19 +90,16 @@ impl Acceptor {
         next
     }
 
-    /// Ends the thread, and waits for that: it looks at its socket no more.
+    /// Ends the thread, and waits for that: it looks at its socket no more. A forked child leaves it to its parent.
     pub(super) fn stop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake();
-        if thread.join().is_err() {
+        let stop = || {
+            self.shared.stop.store(true, Ordering::Release);
+            self.shared.wake();
+        };
+        if !thread.end(stop) {
             tracing::error!("the thread that accepts tcp connections panicked");
         }
-    }
-
-    /// Forgets the thread, which runs in the parent of this forked child.
-    pub(super) fn forget(&mut self) {
-        std::mem::forget(self.thread.take());
     }
 }
 

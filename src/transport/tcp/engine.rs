@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll};
@@ -19,7 +18,7 @@ use super::hello::{Hello, Lane, Note, Ticket};
 use super::socket::Socket;
 use super::target::{ServeOutcome, Target};
 use crate::channel::{self, Channel};
-use crate::mem::ForkGuard;
+use crate::mem::{ForkGuard, OwnThread};
 
 /// The time for which the thread looks for more before it sleeps: a sleeping thread is woken in several
 /// microseconds, and a peer that waits for an answer posts again within a few.
@@ -107,7 +106,7 @@ pub(super) struct ProgressShared {
 /// The progress thread, as its owners hold it.
 pub(super) struct Engine {
     shared: Arc<ProgressShared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<OwnThread>,
     guard: ForkGuard,
 }
 
@@ -115,8 +114,7 @@ impl Engine {
     pub(super) fn start(access_violations: Arc<AtomicU64>) -> io::Result<Engine> {
         let progress = ProgressState::new(access_violations)?;
         let shared = Arc::clone(&progress.shared);
-        let named = std::thread::Builder::new().name("slackline-tcp".into());
-        let thread = Some(named.spawn(move || progress.run())?);
+        let thread = Some(OwnThread::start("slackline-tcp", move || progress.run())?);
         Ok(Engine { shared, thread, guard: ForkGuard::new() })
     }
 
@@ -191,14 +189,11 @@ impl ProgressShared {
 impl Drop for Engine {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if self.is_inherited() {
-            // The thread does not run in this process; joining it would wait for ever.
-            std::mem::forget(thread);
-            return;
-        }
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake();
-        if thread.join().is_err() {
+        let stop = || {
+            self.shared.stop.store(true, Ordering::Release);
+            self.shared.wake();
+        };
+        if !thread.end(stop) {
             tracing::error!("the tcp progress thread panicked");
         }
     }

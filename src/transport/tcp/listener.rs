@@ -113,10 +113,10 @@ impl Listener for TcpListener {
 
 impl Drop for TcpListener {
     fn drop(&mut self) {
-        if self.guard.is_inherited() {
-            return self.acceptor.forget();
-        }
         self.acceptor.stop();
+        if self.guard.is_inherited() {
+            return;
+        }
         // The port is free at once, whichever process holds copies of the descriptor.
         let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
