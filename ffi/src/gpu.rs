@@ -95,7 +95,7 @@ pub unsafe extern "C" fn slackline_gpu_destroy(gpu: *mut slackline_gpu) {
 /// A range of memory of a GPU, and the stream with which its copies are ordered.
 ///
 /// The range stays allocated until `release` is called: once, also if the call that it is given to fails, when no copy
-/// uses it any more. That a copy is over which nothing waits for is noticed by the next copy of that GPU the same way,
+/// uses it any more, and no publisher whose frames are in it. That a copy is over which nothing waits for is noticed by the next copy of that GPU the same way,
 /// or when the GPU is closed: no program should wait for `release`. Neither `pointer` nor `bytes` need any alignment.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -118,31 +118,58 @@ pub struct slackline_gpu_range {
 /// The default stream of whichever thread calls.
 const PER_THREAD: usize = 2;
 
+/// A range that was taken over: its `release` is called whatever happens.
+pub(crate) struct Taken {
+    range: slackline_gpu_range,
+    owner: Release,
+}
+
+impl Taken {
+    /// Takes a range over, unless it is NULL.
+    ///
+    /// # Safety
+    ///
+    /// `range` is NULL, or points at a range that is as its comment says.
+    pub(crate) unsafe fn new(
+        range: *const slackline_gpu_range,
+        what: &str,
+    ) -> Result<Option<Taken>, Failure> {
+        // SAFETY: the caller's promise.
+        let range = unsafe { value(range, what)? };
+        Ok(range.map(|range| Taken { range, owner: Release::new(range.release, range.context) }))
+    }
+
+    /// The memory, and the stream, which is used within the call alone that was given the range.
+    pub(crate) fn open(self) -> Result<(GpuMemory, GpuStream), Failure> {
+        let Taken { range, owner } = self;
+        let handle = range.stream.expose_provenance();
+        if handle == PER_THREAD {
+            let message =
+                "the range's stream is the default stream of each thread: give a stream of its own, or NULL";
+            return Err(Failure::bad_argument(message));
+        }
+        // SAFETY: the promise given to `new`.
+        let gpu = unsafe { with(range.gpu, |opened| Ok(opened.gpu.clone()))? };
+        // SAFETY: as above; the stream is used within the call, and the memory by what keeps the owner.
+        unsafe {
+            let stream = GpuStream::of_caller(&gpu, handle)?;
+            Ok((GpuMemory::of_caller(&gpu, range.pointer, range.bytes, owner)?, stream))
+        }
+    }
+}
+
 /// Takes a range over, and calls `with` on it.
 ///
 /// # Safety
 ///
-/// `range` is NULL, or points at a range that is as its comment says.
+/// As for [`Taken::new`].
 unsafe fn taken<R>(
     range: *const slackline_gpu_range,
     with_range: impl FnOnce(&GpuSlice, &GpuStream) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     // SAFETY: the caller's promise.
-    let range = unsafe { value(range, "range")? }.ok_or_else(|| Failure::null("range"))?;
-    // From here on it is called whatever happens.
-    let owner = Release::new(range.release, range.context);
-    let handle = range.stream.expose_provenance();
-    if handle == PER_THREAD {
-        let message = "range->stream is the default stream of each thread: give a stream of its own, or NULL";
-        return Err(Failure::bad_argument(message));
-    }
-    // SAFETY: the caller's promise.
-    let gpu = unsafe { with(range.gpu, |opened| Ok(opened.gpu.clone()))? };
-    // SAFETY: the caller's promise; the values are used within this call, and by copies, which keep the owner.
-    let (stream, memory) = unsafe {
-        let stream = GpuStream::of_caller(&gpu, handle)?;
-        (stream, GpuMemory::of_caller(&gpu, range.pointer, range.bytes, owner)?)
-    };
+    let taken = unsafe { Taken::new(range, "range")? }.ok_or_else(|| Failure::null("range"))?;
+    let (memory, stream) = taken.open()?;
     with_range(&memory.whole(), &stream)
 }
 

@@ -3,10 +3,12 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::gpu::{GpuError, GpuSlice, GpuStream, Publishing as Copying};
+use slackline::gpu::{GpuError, GpuMemory, GpuSlice, GpuStream, Publishing as Copying};
 use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::internals::node::Backoff;
-use slackline::weights::{BackgroundPublisher, Draft, Publication, Publisher, ReaderStatus};
+use slackline::weights::{
+    BackgroundPublisher, Draft, Publication, Publisher, PublisherOptions, ReaderStatus,
+};
 use slackline::{Address, Error, Named, Table, Version, VersionTag, now};
 
 use crate::error::{Failure, slackline_status};
@@ -196,8 +198,10 @@ impl Publishing {
         address: &Address,
         table: Table,
         options: &slackline_publisher_options,
+        gpu_memory: Option<GpuMemory>,
     ) -> Result<Publishing, Failure> {
-        let publisher = Publisher::new(fabric, address, table, options.translate()?)?;
+        let library_options = PublisherOptions { gpu_memory, ..options.translate()? };
+        let publisher = Publisher::new(fabric, address, table, library_options)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
         let publisher = match options.background {
             0 => Looked::ByCalls(Box::new(publisher)),
@@ -310,8 +314,9 @@ pub unsafe extern "C" fn slackline_publisher_create(
 ) -> slackline_status {
     let begin = || {
         // SAFETY: the contract.
-        let (address, options) =
-            unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
+        let options = unsafe { sized_or_default(options, "options")? };
+        // SAFETY: the contract.
+        let (gpu_memory, address) = unsafe { (options.frames()?, options::listen_address(address)?) };
         // SAFETY: the contract.
         let table = unsafe { options::aligned_table(tensors, tensor_count, options.alignment)? };
         // SAFETY: the contract.
@@ -321,7 +326,7 @@ pub unsafe extern "C" fn slackline_publisher_create(
         // SAFETY: the contract.
         let fabric = unsafe { on_gpu(fabric(secret, std::slice::from_ref(&address))?, options.gpu)? };
         let fabric = Named::new(fabric, name);
-        Publishing::begin(fabric, &address, table, &options)
+        Publishing::begin(fabric, &address, table, &options, gpu_memory)
     };
     // SAFETY: the contract.
     unsafe { create(publisher, begin) }

@@ -6,7 +6,6 @@ use slackline::{Mixed, Tables};
 
 use crate::error::slackline_status;
 use crate::fabric::fabric;
-use crate::gpu::expect_none;
 use crate::handle::{Handle, Out, call, create, destroy, opaque, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::publisher::{Publishing, slackline_publisher};
@@ -78,14 +77,15 @@ pub unsafe extern "C" fn slackline_tables_publisher(
     let begin = || {
         // SAFETY: the contract.
         let options = unsafe { sized_or_default(options, "options")? };
-        expect_none(options.gpu, "a publisher of tables")?;
+        // SAFETY: the contract.
+        unsafe { options.expect_on_host("a publisher of tables")? };
         // SAFETY: the contract.
         let table = unsafe { options::aligned_table(tensors, tensor_count, options.alignment)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
         let begin = |sharing: &mut Sharing| {
             let tables = &sharing.tables;
-            Publishing::begin(tables.named(name), tables.address(), table, &options)
+            Publishing::begin(tables.named(name), tables.address(), table, &options, None)
         };
         // SAFETY: the contract.
         unsafe { with(tables, begin) }

@@ -92,7 +92,7 @@ impl PyTables {
         let options = PublisherOptions { memory, begin_at, deltas, branches, ..PublisherOptions::default() };
         let (named, address) =
             self.ask("publishing a table", |tables| (tables.named(name), tables.address().clone()))?;
-        PyPublisher::begin(py, table, &address, options, None, || Ok(named))
+        PyPublisher::begin(py, table, &address, options, (None, None), || Ok(named))
     }
 
     /// The address at which all tables are reached.
