@@ -9,7 +9,7 @@ use slackline::weights::Wanted;
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::Fabric;
-use crate::handle::{Handle, Out, call, create, destroy, opaque, value, with};
+use crate::handle::{Handle, Out, call, create, destroy, lend_text, opaque, value, with};
 use crate::memory::{Release, slackline_release};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::slackline_reader;
@@ -60,13 +60,8 @@ pub unsafe extern "C" fn slackline_gpu_name(
     gpu: *const slackline_gpu,
     name: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(name, "name")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(gpu, |opened| Ok(opened.name.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(gpu, name, "name", |opened| &opened.name) }
 }
 
 /// Sets `bytes` to those of payloads that connections have carried through blocks of host memory since the GPU was
@@ -95,8 +90,9 @@ pub unsafe extern "C" fn slackline_gpu_destroy(gpu: *mut slackline_gpu) {
 /// A range of memory of a GPU, and the stream with which its copies are ordered.
 ///
 /// The range stays allocated until `release` is called: once, also if the call that it is given to fails, when no copy
-/// uses it any more, and no publisher whose frames are in it. That a copy is over which nothing waits for is noticed by the next copy of that GPU the same way,
+/// uses it any more. That a copy is over which nothing waits for is noticed by the next copy of that GPU the same way,
 /// or when the GPU is closed: no program should wait for `release`. Neither `pointer` nor `bytes` need any alignment.
+/// Where it is for the frames of a publisher, `gpu_memory` of its options says when `release` is called.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_gpu_range {
