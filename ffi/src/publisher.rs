@@ -14,7 +14,7 @@ use slackline::{Address, Error, Named, Table, Version, VersionTag, now};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
 use crate::gpu::on_gpu;
-use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
+use crate::handle::{Handle, Out, OutArray, call, create, destroy, lend_text, opaque, slice, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_publisher_status;
@@ -211,6 +211,16 @@ impl Publishing {
         Ok(Publishing { publisher, tag, address, publication, copying: None })
     }
 
+    /// Publishes a version with the tag, which the next one does not have.
+    fn tagged(
+        &mut self,
+        publish: impl FnOnce(&mut Looked, VersionTag) -> Result<Version, Error>,
+    ) -> Result<Version, Failure> {
+        let version = publish(&mut self.publisher, self.tag)?;
+        self.tag = VersionTag::default();
+        Ok(version)
+    }
+
     /// As `slackline_publisher_publish`; the number of the version, and its record.
     pub(crate) fn publish_recorded(
         &mut self,
@@ -338,13 +348,8 @@ pub unsafe extern "C" fn slackline_publisher_address(
     publisher: *const slackline_publisher,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(publisher, |publishing| Ok(publishing.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(publisher, address, "address", |publishing| &publishing.address) }
 }
 
 /// Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
@@ -383,14 +388,10 @@ pub unsafe extern "C" fn slackline_publisher_publish(
         // SAFETY: the contract.
         let version = unsafe {
             with(publisher, |publishing| {
-                let version = publishing.publisher.publish(bytes, publishing.tag, timeout)?;
-                publishing.tag = VersionTag::default();
-                Ok(version)
+                publishing.tagged(|publisher, tag| publisher.publish(bytes, tag, timeout))
             })?
         };
-        if let Some(out) = out {
-            out.set(version.get());
-        }
+        out.into_iter().for_each(|out| out.set(version.get()));
         Ok(())
     })
 }
@@ -432,15 +433,9 @@ pub unsafe extern "C" fn slackline_publisher_commit(
         let out = unsafe { Out::wanted(version, "version")? };
         // SAFETY: the contract.
         let version = unsafe {
-            with(publisher, |publishing| {
-                let version = publishing.publisher.commit(publishing.tag)?;
-                publishing.tag = VersionTag::default();
-                Ok(version)
-            })?
+            with(publisher, |publishing| publishing.tagged(|publisher, tag| publisher.commit(tag)))?
         };
-        if let Some(out) = out {
-            out.set(version.get());
-        }
+        out.into_iter().for_each(|out| out.set(version.get()));
         Ok(())
     })
 }

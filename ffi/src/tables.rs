@@ -6,7 +6,7 @@ use slackline::{Mixed, Tables};
 
 use crate::error::slackline_status;
 use crate::fabric::fabric;
-use crate::handle::{Handle, Out, call, create, destroy, opaque, with};
+use crate::handle::{Handle, create, destroy, lend_text, opaque, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::sized::sized_or_default;
@@ -54,13 +54,8 @@ pub unsafe extern "C" fn slackline_tables_address(
     tables: *const slackline_tables,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(tables, |sharing| Ok(sharing.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(tables, address, "address", |sharing| &sharing.address) }
 }
 
 /// Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as

@@ -10,7 +10,8 @@ use slackline::{Address, Mixed, Named, Selection, Version, VersionTag};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::fabric;
 use crate::handle::{
-    Handle, Opaque, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
+    Handle, Opaque, Out, OutArray, call, create, destroy, lend_text, opaque, slice, slice_mut, text, value,
+    with,
 };
 use crate::options::{self, slackline_publisher_options, slackline_tensor, version_number};
 use crate::publisher::{Publishing, slackline_publisher};
@@ -464,13 +465,8 @@ pub unsafe extern "C" fn slackline_relay_address(
     relay: *const slackline_relay,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(relay, |passing| Ok(passing.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(relay, address, "address", |passing| &passing.address) }
 }
 
 /// Sets `version` to the newest version that the relay serves. Of a relay that has ended the call fails with the status
