@@ -55,3 +55,30 @@ impl<T: Send> Drop for Owned<T> {
         }
     }
 }
+
+/// Makes a class with `close` a context manager: the end of the block closes it.
+macro_rules! closed_by_block {
+    ($class:ident) => {
+        #[pymethods]
+        impl $class {
+            fn __enter__(slf: Py<Self>) -> Py<Self> {
+                slf
+            }
+
+            fn __exit__(
+                &self,
+                py: Python<'_>,
+                class: &Bound<'_, PyAny>,
+                _error: &Bound<'_, PyAny>,
+                _traceback: &Bound<'_, PyAny>,
+            ) -> PyResult<()> {
+                match self.close(py) {
+                    // The exception of the block comes first, and may hold arrays that are still looked at.
+                    Err(_) if !class.is_none() => Ok(()),
+                    closed => closed,
+                }
+            }
+        }
+    };
+}
+pub(crate) use closed_by_block;

@@ -14,6 +14,7 @@ use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::frame::{self, Drafting, Frame, PUBLISHING, Publishing};
 use crate::gpu::{self, PyGpu, Streams};
+use crate::owned::closed_by_block;
 use crate::source::Given;
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{Deadline, idle as way_to_idle, timeout as seconds};
@@ -305,24 +306,12 @@ impl PyPublisher {
         Ok(py.detach(|| self.publishing.close())?)
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         format!("<Publisher at {}: {} tensors>", self.address, self.layout.specs.len())
     }
 }
+
+closed_by_block!(PyPublisher);
 
 /// Reads how many differences are kept, and how long one may be.
 pub(crate) fn differences(history: u8, most_bytes: Option<u64>) -> Result<Option<DeltaOptions>, Failure> {

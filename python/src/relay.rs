@@ -10,7 +10,7 @@ use slackline::{Address, Named, ShardOptions, Version};
 use crate::errors::{Class, Failure, class_of};
 use crate::fabric::{self, SecretSource};
 use crate::names::Search;
-use crate::owned::Owned;
+use crate::owned::{Owned, closed_by_block};
 use crate::publisher::{PyReaderStatus, differences};
 use crate::wait::{in_thread, timeout as seconds};
 
@@ -122,21 +122,9 @@ impl PyRelay {
         Ok(())
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         format!("<Relay at {}>", self.address)
     }
 }
+
+closed_by_block!(PyRelay);

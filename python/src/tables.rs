@@ -7,7 +7,7 @@ use slackline::{Error, Mixed, ShardOptions, Tables, Version};
 
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
-use crate::owned::Owned;
+use crate::owned::{Owned, closed_by_block};
 use crate::publisher::{PyPublisher, differences};
 use crate::wait::{idle as way_to_idle, timeout as seconds};
 
@@ -98,21 +98,9 @@ impl PyTables {
         Ok(())
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         format!("<Tables at {}>", self.address)
     }
 }
+
+closed_by_block!(PyTables);
