@@ -61,7 +61,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 11
+#define SLACKLINE_VERSION_PATCH 12
 
 /**
  * The version of this header as one number that grows with it.
@@ -927,6 +927,7 @@ typedef void (*slackline_release)(void *context);
  * The range stays allocated until `release` is called: once, also if the call that it is given to fails, when no copy
  * uses it any more. That a copy is over which nothing waits for is noticed by the next copy of that GPU the same way,
  * or when the GPU is closed: no program should wait for `release`. Neither `pointer` nor `bytes` need any alignment.
+ * Where it is for the frames of a publisher, `gpu_memory` of its options says when `release` is called.
  */
 typedef struct slackline_gpu_range {
     /**
@@ -1483,6 +1484,16 @@ typedef struct slackline_publisher_options {
      * default NULL: they are in the memory of the host.
      */
     const struct slackline_gpu *gpu;
+    /**
+     * Memory of the caller's on that GPU for the frames; it is read during the call. The range has exactly `frames`
+     * times the bytes of the table, which are rounded up to a multiple of 4096. It is cleared, behind the work that
+     * its stream has at the time of the call, and from then on only written by way of the publisher. Over shared
+     * memory it is of `cudaMalloc`, which other processes open where it lies. `release` is called after the publisher
+     * is destroyed, once no copy uses the memory and no reader has it open any more; also if the call fails, unless
+     * the options cannot be read or `publisher` is NULL. A publisher of tables and a relay take none. By default NULL:
+     * the frames are in memory of the library's own.
+     */
+    const struct slackline_gpu_range *gpu_memory;
 } slackline_publisher_options;
 
 /**

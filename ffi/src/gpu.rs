@@ -9,7 +9,7 @@ use slackline::weights::Wanted;
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::Fabric;
-use crate::handle::{Handle, Out, call, create, destroy, opaque, value, with};
+use crate::handle::{Handle, Out, call, create, destroy, lend_text, opaque, value, with};
 use crate::memory::{Release, slackline_release};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::slackline_reader;
@@ -60,13 +60,8 @@ pub unsafe extern "C" fn slackline_gpu_name(
     gpu: *const slackline_gpu,
     name: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(name, "name")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(gpu, |opened| Ok(opened.name.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(gpu, name, "name", |opened| &opened.name) }
 }
 
 /// Sets `bytes` to those of payloads that connections have carried through blocks of host memory since the GPU was
@@ -97,6 +92,7 @@ pub unsafe extern "C" fn slackline_gpu_destroy(gpu: *mut slackline_gpu) {
 /// The range stays allocated until `release` is called: once, also if the call that it is given to fails, when no copy
 /// uses it any more. That a copy is over which nothing waits for is noticed by the next copy of that GPU the same way,
 /// or when the GPU is closed: no program should wait for `release`. Neither `pointer` nor `bytes` need any alignment.
+/// Where it is for the frames of a publisher, `gpu_memory` of its options says when `release` is called.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_gpu_range {
@@ -118,31 +114,58 @@ pub struct slackline_gpu_range {
 /// The default stream of whichever thread calls.
 const PER_THREAD: usize = 2;
 
+/// A range that was taken over: its `release` is called whatever happens.
+pub(crate) struct Taken {
+    range: slackline_gpu_range,
+    owner: Release,
+}
+
+impl Taken {
+    /// Takes a range over, unless it is NULL.
+    ///
+    /// # Safety
+    ///
+    /// `range` is NULL, or points at a range that is as its comment says.
+    pub(crate) unsafe fn new(
+        range: *const slackline_gpu_range,
+        what: &str,
+    ) -> Result<Option<Taken>, Failure> {
+        // SAFETY: the caller's promise.
+        let range = unsafe { value(range, what)? };
+        Ok(range.map(|range| Taken { range, owner: Release::new(range.release, range.context) }))
+    }
+
+    /// The memory, and the stream, which is used within the call alone that was given the range.
+    pub(crate) fn open(self) -> Result<(GpuMemory, GpuStream), Failure> {
+        let Taken { range, owner } = self;
+        let handle = range.stream.expose_provenance();
+        if handle == PER_THREAD {
+            let message =
+                "the range's stream is the default stream of each thread: give a stream of its own, or NULL";
+            return Err(Failure::bad_argument(message));
+        }
+        // SAFETY: the promise given to `new`.
+        let gpu = unsafe { with(range.gpu, |opened| Ok(opened.gpu.clone()))? };
+        // SAFETY: as above; the stream is used within the call, and the memory by what keeps the owner.
+        unsafe {
+            let stream = GpuStream::of_caller(&gpu, handle)?;
+            Ok((GpuMemory::of_caller(&gpu, range.pointer, range.bytes, owner)?, stream))
+        }
+    }
+}
+
 /// Takes a range over, and calls `with` on it.
 ///
 /// # Safety
 ///
-/// `range` is NULL, or points at a range that is as its comment says.
+/// As for [`Taken::new`].
 unsafe fn taken<R>(
     range: *const slackline_gpu_range,
     with_range: impl FnOnce(&GpuSlice, &GpuStream) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     // SAFETY: the caller's promise.
-    let range = unsafe { value(range, "range")? }.ok_or_else(|| Failure::null("range"))?;
-    // From here on it is called whatever happens.
-    let owner = Release::new(range.release, range.context);
-    let handle = range.stream.expose_provenance();
-    if handle == PER_THREAD {
-        let message = "range->stream is the default stream of each thread: give a stream of its own, or NULL";
-        return Err(Failure::bad_argument(message));
-    }
-    // SAFETY: the caller's promise.
-    let gpu = unsafe { with(range.gpu, |opened| Ok(opened.gpu.clone()))? };
-    // SAFETY: the caller's promise; the values are used within this call, and by copies, which keep the owner.
-    let (stream, memory) = unsafe {
-        let stream = GpuStream::of_caller(&gpu, handle)?;
-        (stream, GpuMemory::of_caller(&gpu, range.pointer, range.bytes, owner)?)
-    };
+    let taken = unsafe { Taken::new(range, "range")? }.ok_or_else(|| Failure::null("range"))?;
+    let (memory, stream) = taken.open()?;
     with_range(&memory.whole(), &stream)
 }
 

@@ -9,7 +9,7 @@ use slackline::scheme::{Groups, Partition};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Out, OutArray, call, copy_out, create, destroy, opaque, slice, with};
+use crate::handle::{Handle, Out, OutArray, call, copy_out, create, destroy, lend_text, opaque, slice, with};
 use crate::job::slackline_job;
 use crate::options::{self, milliseconds, named};
 use crate::sized::{Measured, SizedOut, set_default, sized_or_default};
@@ -279,13 +279,8 @@ pub unsafe extern "C" fn slackline_group_address(
     group: *const slackline_group,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(group, |grouping| Ok(grouping.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(group, address, "address", |grouping| &grouping.address) }
 }
 
 /// Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of

@@ -111,6 +111,26 @@ pub(crate) unsafe fn with<H: Opaque, R>(
     result
 }
 
+/// The whole of a foreign function that lends a text of an object.
+///
+/// # Safety
+///
+/// As for [`with`] and [`Out::new`]. The text is lent for as long as the value keeps it.
+pub(crate) unsafe fn lend_text<H: Opaque>(
+    object: *const H,
+    text: *mut *const c_char,
+    what: &str,
+    find: impl FnOnce(&mut H::Value) -> &CStr,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(text, what)? };
+        // SAFETY: as above.
+        out.set(unsafe { with(object, |value| Ok(find(value).as_ptr()))? });
+        Ok(())
+    })
+}
+
 /// Takes the value back and drops it; NULL is nothing. A panic of its destructor ends here. One that a call is using,
 /// such as the call whose function of the caller's destroys it, is not freed.
 ///

@@ -52,16 +52,9 @@ pub unsafe extern "C" fn slackline_job_from_env(
     job: *mut *mut slackline_job,
 ) -> slackline_status {
     let join = || {
+        let placed = || Ok(Placement::from_env().map_err(JobError::from)?.ok_or(JobError::NotLaunched)?);
         // SAFETY: the contract.
-        let options = unsafe { sized(options, "options")? };
-        // SAFETY: the contract.
-        let ((plan, secret), gpu) = unsafe { (options.translate()?, named(options.gpu)?) };
-        let placement = Placement::from_env().map_err(JobError::from)?.ok_or(JobError::NotLaunched)?;
-        let job = Job::join(plan, &placement, secret.read()?)?;
-        Ok(match &gpu {
-            Some(gpu) => job.with_gpu(gpu),
-            None => job,
-        })
+        unsafe { joined(options, placed) }
     };
     // SAFETY: the contract.
     unsafe { create(job, join) }
@@ -79,23 +72,38 @@ pub unsafe extern "C" fn slackline_job_join(
     job: *mut *mut slackline_job,
 ) -> slackline_status {
     let join = || {
+        let placed = || {
+            // SAFETY: the contract.
+            let meeting_point = unsafe { text(meeting_point, "meeting_point")? }.parse::<MeetingPoint>();
+            let meeting_point =
+                meeting_point.map_err(|error| Failure::of(slackline_status::BadArgument, &error))?;
+            Ok(Placement { rank, world, meeting_point: Some(meeting_point), ..Placement::default() })
+        };
         // SAFETY: the contract.
-        let options = unsafe { sized(options, "options")? };
-        // SAFETY: the contract.
-        let ((plan, secret), gpu) = unsafe { (options.translate()?, named(options.gpu)?) };
-        // SAFETY: the contract.
-        let meeting_point = unsafe { text(meeting_point, "meeting_point")? }.parse::<MeetingPoint>();
-        let meeting_point =
-            meeting_point.map_err(|error| Failure::of(slackline_status::BadArgument, &error))?;
-        let placement = Placement { rank, world, meeting_point: Some(meeting_point), ..Placement::default() };
-        let job = Job::join(plan, &placement, secret.read()?)?;
-        Ok(match &gpu {
-            Some(gpu) => job.with_gpu(gpu),
-            None => job,
-        })
+        unsafe { joined(options, placed) }
     };
     // SAFETY: the contract.
     unsafe { create(job, join) }
+}
+
+/// Joins a job as the process that `placed` says, which is asked once the options are read.
+///
+/// # Safety
+///
+/// As for [`slackline_job_from_env`].
+unsafe fn joined(
+    options: *const slackline_job_options,
+    placed: impl FnOnce() -> Result<Placement, Failure>,
+) -> Result<Job, Failure> {
+    // SAFETY: the contract.
+    let options = unsafe { sized(options, "options")? };
+    // SAFETY: the contract.
+    let ((plan, secret), gpu) = unsafe { (options.translate()?, named(options.gpu)?) };
+    let job = Job::join(plan, &placed()?, secret.read()?)?;
+    Ok(match &gpu {
+        Some(gpu) => job.with_gpu(gpu),
+        None => job,
+    })
 }
 
 /// Tells the part of this process, one of `enum slackline_role`, with its shard or the number of the worker, and the

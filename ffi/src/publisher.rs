@@ -3,16 +3,18 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::gpu::{GpuError, GpuSlice, GpuStream, Publishing as Copying};
+use slackline::gpu::{GpuError, GpuMemory, GpuSlice, GpuStream, Publishing as Copying};
 use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::internals::node::Backoff;
-use slackline::weights::{BackgroundPublisher, Draft, Publication, Publisher, ReaderStatus};
+use slackline::weights::{
+    BackgroundPublisher, Draft, Publication, Publisher, PublisherOptions, ReaderStatus,
+};
 use slackline::{Address, Error, Named, Table, Version, VersionTag, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
 use crate::gpu::on_gpu;
-use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
+use crate::handle::{Handle, Out, OutArray, call, create, destroy, lend_text, opaque, slice, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_publisher_status;
@@ -196,8 +198,10 @@ impl Publishing {
         address: &Address,
         table: Table,
         options: &slackline_publisher_options,
+        gpu_memory: Option<GpuMemory>,
     ) -> Result<Publishing, Failure> {
-        let publisher = Publisher::new(fabric, address, table, options.translate()?)?;
+        let library_options = PublisherOptions { gpu_memory, ..options.translate()? };
+        let publisher = Publisher::new(fabric, address, table, library_options)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
         let publisher = match options.background {
             0 => Looked::ByCalls(Box::new(publisher)),
@@ -205,6 +209,16 @@ impl Publishing {
         };
         let (tag, publication) = (VersionTag::default(), CString::default());
         Ok(Publishing { publisher, tag, address, publication, copying: None })
+    }
+
+    /// Publishes a version with the tag, which the next one does not have.
+    fn tagged(
+        &mut self,
+        publish: impl FnOnce(&mut Looked, VersionTag) -> Result<Version, Error>,
+    ) -> Result<Version, Failure> {
+        let version = publish(&mut self.publisher, self.tag)?;
+        self.tag = VersionTag::default();
+        Ok(version)
     }
 
     /// As `slackline_publisher_publish`; the number of the version, and its record.
@@ -310,8 +324,9 @@ pub unsafe extern "C" fn slackline_publisher_create(
 ) -> slackline_status {
     let begin = || {
         // SAFETY: the contract.
-        let (address, options) =
-            unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
+        let options = unsafe { sized_or_default(options, "options")? };
+        // SAFETY: the contract.
+        let (gpu_memory, address) = unsafe { (options.frames()?, options::listen_address(address)?) };
         // SAFETY: the contract.
         let table = unsafe { options::aligned_table(tensors, tensor_count, options.alignment)? };
         // SAFETY: the contract.
@@ -321,7 +336,7 @@ pub unsafe extern "C" fn slackline_publisher_create(
         // SAFETY: the contract.
         let fabric = unsafe { on_gpu(fabric(secret, std::slice::from_ref(&address))?, options.gpu)? };
         let fabric = Named::new(fabric, name);
-        Publishing::begin(fabric, &address, table, &options)
+        Publishing::begin(fabric, &address, table, &options, gpu_memory)
     };
     // SAFETY: the contract.
     unsafe { create(publisher, begin) }
@@ -333,13 +348,8 @@ pub unsafe extern "C" fn slackline_publisher_address(
     publisher: *const slackline_publisher,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(publisher, |publishing| Ok(publishing.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(publisher, address, "address", |publishing| &publishing.address) }
 }
 
 /// Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
@@ -378,14 +388,10 @@ pub unsafe extern "C" fn slackline_publisher_publish(
         // SAFETY: the contract.
         let version = unsafe {
             with(publisher, |publishing| {
-                let version = publishing.publisher.publish(bytes, publishing.tag, timeout)?;
-                publishing.tag = VersionTag::default();
-                Ok(version)
+                publishing.tagged(|publisher, tag| publisher.publish(bytes, tag, timeout))
             })?
         };
-        if let Some(out) = out {
-            out.set(version.get());
-        }
+        out.into_iter().for_each(|out| out.set(version.get()));
         Ok(())
     })
 }
@@ -427,15 +433,9 @@ pub unsafe extern "C" fn slackline_publisher_commit(
         let out = unsafe { Out::wanted(version, "version")? };
         // SAFETY: the contract.
         let version = unsafe {
-            with(publisher, |publishing| {
-                let version = publishing.publisher.commit(publishing.tag)?;
-                publishing.tag = VersionTag::default();
-                Ok(version)
-            })?
+            with(publisher, |publishing| publishing.tagged(|publisher, tag| publisher.commit(tag)))?
         };
-        if let Some(out) = out {
-            out.set(version.get());
-        }
+        out.into_iter().for_each(|out| out.set(version.get()));
         Ok(())
     })
 }

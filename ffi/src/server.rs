@@ -8,7 +8,7 @@ use slackline::{Server, ServerStatus, now};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::gpu::on_gpu;
-use crate::handle::{Handle, Out, call, copy_out, create, destroy, opaque, slice, with};
+use crate::handle::{Handle, Out, call, copy_out, create, destroy, lend_text, opaque, slice, with};
 use crate::options::{self, slackline_server_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized};
 use crate::status::slackline_server_status;
@@ -91,13 +91,8 @@ pub unsafe extern "C" fn slackline_server_address(
     server: *const slackline_server,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(server, |serving| Ok(serving.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(server, address, "address", |serving| &serving.address) }
 }
 
 /// Connects this server to the one of shard 0 at `decider`, which decides for all shards under a scheme that counts

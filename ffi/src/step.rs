@@ -31,6 +31,26 @@ pub(crate) unsafe fn with_step<R>(
     unsafe { with(worker, in_step) }
 }
 
+/// The whole of a foreign function that lends an array of the open step.
+///
+/// # Safety
+///
+/// As for [`with`] and [`OutArray::new`]. The array is lent for as long as its comment says.
+unsafe fn lend_of_step<P>(
+    worker: *const slackline_worker,
+    (array, len): (*mut P, *mut usize),
+    what: &str,
+    lend: impl FnOnce(&mut Step<'_, Fabric>) -> Result<(P, usize), Failure>,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { OutArray::new(array, len, what)? };
+        // SAFETY: the contract.
+        out.set(unsafe { with_step(worker, lend)? });
+        Ok(())
+    })
+}
+
 /// Brings the parameters for the next gradient, waiting as the scheme says. `view`, unless NULL, is told what they are;
 /// `view->size` must be set. After `SLACKLINE_STATUS_DEADLINE` it may be called again and goes on where it was.
 #[unsafe(no_mangle)]
@@ -75,19 +95,14 @@ pub unsafe extern "C" fn slackline_worker_parameters(
     parameters: *mut *const f32,
     len: *mut usize,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { OutArray::new(parameters, len, "parameters")? };
-        // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
-        let lend = |step: &mut Step<'_, Fabric>| {
-            let parameters = step.parameters()?;
-            let whole = (step.worker().table().bytes() / 4) as usize;
-            Ok((parameters.as_ptr(), parameters.len().min(whole)))
-        };
-        // SAFETY: the contract.
-        out.set(unsafe { with_step(worker, lend)? });
-        Ok(())
-    })
+    // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
+    let lend = |step: &mut Step<'_, Fabric>| {
+        let parameters = step.parameters()?;
+        let whole = (step.worker().table().bytes() / 4) as usize;
+        Ok((parameters.as_ptr(), parameters.len().min(whole)))
+    };
+    // SAFETY: the contract.
+    unsafe { lend_of_step(worker, (parameters, len), "parameters", lend) }
 }
 
 /// Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
@@ -100,18 +115,13 @@ pub unsafe extern "C" fn slackline_worker_gradient(
     gradient: *mut *mut f32,
     len: *mut usize,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { OutArray::new(gradient, len, "gradient")? };
-        let lend = |step: &mut Step<'_, Fabric>| {
-            let whole = (step.worker().table().bytes() / 4) as usize;
-            let gradient = step.gradient()?;
-            Ok((gradient.as_mut_ptr(), gradient.len().min(whole)))
-        };
-        // SAFETY: the contract.
-        out.set(unsafe { with_step(worker, lend)? });
-        Ok(())
-    })
+    let lend = |step: &mut Step<'_, Fabric>| {
+        let whole = (step.worker().table().bytes() / 4) as usize;
+        let gradient = step.gradient()?;
+        Ok((gradient.as_mut_ptr(), gradient.len().min(whole)))
+    };
+    // SAFETY: the contract.
+    unsafe { lend_of_step(worker, (gradient, len), "gradient", lend) }
 }
 
 /// Rounds a gradient of the whole table, `len` values, to the worker's encoding, ready to be published: instead of
@@ -164,17 +174,12 @@ pub unsafe extern "C" fn slackline_worker_in_place(
     parameters: *mut *const f32,
     len: *mut usize,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { OutArray::new(parameters, len, "parameters")? };
-        let lend = |step: &mut Step<'_, Fabric>| {
-            let memory = step.in_place(usize::from(shard))?;
-            Ok((memory.as_ptr().cast_const().cast(), memory.len() / size_of::<f32>()))
-        };
-        // SAFETY: the contract.
-        out.set(unsafe { with_step(worker, lend)? });
-        Ok(())
-    })
+    let lend = |step: &mut Step<'_, Fabric>| {
+        let memory = step.in_place(usize::from(shard))?;
+        Ok((memory.as_ptr().cast_const().cast(), memory.len() / size_of::<f32>()))
+    };
+    // SAFETY: the contract.
+    unsafe { lend_of_step(worker, (parameters, len), "parameters", lend) }
 }
 
 /// Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a

@@ -6,8 +6,7 @@ use slackline::{Mixed, Tables};
 
 use crate::error::slackline_status;
 use crate::fabric::fabric;
-use crate::gpu::expect_none;
-use crate::handle::{Handle, Out, call, create, destroy, opaque, with};
+use crate::handle::{Handle, create, destroy, lend_text, opaque, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::sized::sized_or_default;
@@ -55,13 +54,8 @@ pub unsafe extern "C" fn slackline_tables_address(
     tables: *const slackline_tables,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(tables, |sharing| Ok(sharing.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(tables, address, "address", |sharing| &sharing.address) }
 }
 
 /// Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
@@ -78,14 +72,15 @@ pub unsafe extern "C" fn slackline_tables_publisher(
     let begin = || {
         // SAFETY: the contract.
         let options = unsafe { sized_or_default(options, "options")? };
-        expect_none(options.gpu, "a publisher of tables")?;
+        // SAFETY: the contract.
+        unsafe { options.expect_on_host("a publisher of tables")? };
         // SAFETY: the contract.
         let table = unsafe { options::aligned_table(tensors, tensor_count, options.alignment)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
         let begin = |sharing: &mut Sharing| {
             let tables = &sharing.tables;
-            Publishing::begin(tables.named(name), tables.address(), table, &options)
+            Publishing::begin(tables.named(name), tables.address(), table, &options, None)
         };
         // SAFETY: the contract.
         unsafe { with(tables, begin) }

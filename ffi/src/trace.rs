@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackline::internals::trace::{TraceChecker, TraceRecord, Violation};
 
 use crate::error::{Failure, slackline_status};
-use crate::handle::{Out, call, slice, slice_mut, text, volatile, with};
+use crate::handle::{Out, call, lend_text, slice, slice_mut, text, volatile, with};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::{Reading, slackline_reader};
 use crate::sized::{Measured, SizedOut};
@@ -71,13 +71,8 @@ pub unsafe extern "C" fn slackline_snapshot_certificate(
     snapshot: *const slackline_snapshot,
     certificate: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(certificate, "certificate")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(snapshot, |held| Ok(held.certificate().as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(snapshot, certificate, "certificate", |held| held.certificate()) }
 }
 
 /// Lends the record of the reader's last read that is no snapshot, a refresh, pull or pin which has succeeded, as

@@ -9,9 +9,9 @@ use slackline::{Address, Mixed, Named, Selection, Version, VersionTag};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::fabric;
-use crate::gpu::expect_none;
 use crate::handle::{
-    Handle, Opaque, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
+    Handle, Opaque, Out, OutArray, call, create, destroy, lend_text, opaque, slice, slice_mut, text, value,
+    with,
 };
 use crate::options::{self, slackline_publisher_options, slackline_tensor, version_number};
 use crate::publisher::{Publishing, slackline_publisher};
@@ -376,6 +376,8 @@ pub unsafe extern "C" fn slackline_relay_start(
 ) -> slackline_status {
     let start = || {
         // SAFETY: the contract.
+        let options = unsafe { relay_options(options)? };
+        // SAFETY: the contract.
         let upstream = unsafe { slice(upstream, count, "upstream")? };
         // SAFETY: the contract.
         let upstream: Vec<Address> =
@@ -384,7 +386,7 @@ pub unsafe extern "C" fn slackline_relay_start(
             Relay::start(fabric, &upstream, address, options, timeout)
         };
         // SAFETY: the contract.
-        unsafe { passing(&upstream, address, options, timeout_ms, relay) }
+        unsafe { passing(&upstream, address, &options, timeout_ms, relay) }
     };
     // SAFETY: the contract.
     unsafe { create(relay, start) }
@@ -404,15 +406,32 @@ pub unsafe extern "C" fn slackline_relay_join(
 ) -> slackline_status {
     let start = || {
         // SAFETY: the contract.
+        let options = unsafe { relay_options(options)? };
+        // SAFETY: the contract.
         let publisher = unsafe { options::address(publisher)? };
         let relay = |fabric, address: &Address, options, timeout| {
             Relay::join(fabric, &publisher, address, options, timeout)
         };
         // SAFETY: the contract.
-        unsafe { passing(std::slice::from_ref(&publisher), address, options, timeout_ms, relay) }
+        unsafe { passing(std::slice::from_ref(&publisher), address, &options, timeout_ms, relay) }
     };
     // SAFETY: the contract.
     unsafe { create(relay, start) }
+}
+
+/// Reads the options of a relay.
+///
+/// # Safety
+///
+/// As for [`slackline_relay_start`].
+unsafe fn relay_options(
+    options: *const slackline_publisher_options,
+) -> Result<slackline_publisher_options, Failure> {
+    // SAFETY: the contract.
+    let options = unsafe { sized_or_default(options, "options")? };
+    // SAFETY: the contract.
+    unsafe { options.expect_on_host("a relay")? };
+    Ok(options)
 }
 
 /// Makes a relay of what the caller said, which reads from one of `upstream`.
@@ -423,14 +442,12 @@ pub unsafe extern "C" fn slackline_relay_join(
 unsafe fn passing(
     upstream: &[Address],
     address: *const c_char,
-    options: *const slackline_publisher_options,
+    options: &slackline_publisher_options,
     timeout_ms: u64,
     relay: impl FnOnce(Named<Mixed>, &Address, PublisherOptions, Duration) -> Result<Relay, slackline::Error>,
 ) -> Result<Passing, Failure> {
     // SAFETY: the contract.
-    let (address, options) =
-        unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
-    expect_none(options.gpu, "a relay")?;
+    let address = unsafe { options::listen_address(address)? };
     // SAFETY: the contract.
     let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
     let all: Vec<Address> = upstream.iter().chain([&address]).cloned().collect();
@@ -448,13 +465,8 @@ pub unsafe extern "C" fn slackline_relay_address(
     relay: *const slackline_relay,
     address: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(address, "address")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(relay, |passing| Ok(passing.address.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(relay, address, "address", |passing| &passing.address) }
 }
 
 /// Sets `version` to the newest version that the relay serves. Of a relay that has ended the call fails with the status

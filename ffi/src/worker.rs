@@ -9,7 +9,7 @@ use slackline::{Address, Step, Worker, now};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::gpu::on_gpu;
-use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
+use crate::handle::{Handle, Out, OutArray, call, create, destroy, lend_text, opaque, slice, with};
 use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_tensor, slackline_worker_options};
 use crate::sized::{SizedOut, set_default, sized};
@@ -184,13 +184,8 @@ pub unsafe extern "C" fn slackline_worker_scheme(
     worker: *const slackline_worker,
     scheme: *mut *const c_char,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(scheme, "scheme")? };
-        // SAFETY: the contract.
-        out.set(unsafe { with(worker, |working| Ok(working.scheme.as_ptr()))? });
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { lend_text(worker, scheme, "scheme", |working| &working.scheme) }
 }
 
 /// Writes the present state to `status`. `status->size` must be set.

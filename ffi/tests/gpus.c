@@ -4,6 +4,8 @@
  */
 #include "check.h"
 
+#include <stddef.h>
+
 static unsigned released;
 
 static void release(void *context)
@@ -128,11 +130,69 @@ static void what_is_begun_without_a_gpu_is_copied_already(void)
     slackline_publisher_destroy(publisher);
 }
 
+/* The options of a publisher that has its frames in a range. */
+static struct slackline_publisher_options lending(const struct slackline_gpu_range *range)
+{
+    struct slackline_publisher_options options;
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    CHECK(options.gpu_memory == NULL);
+    options.gpu_memory = range;
+    return options;
+}
+
+static void memory_for_frames_that_is_refused_is_let_go(void)
+{
+    struct slackline_gpu_range range = nowhere();
+    struct slackline_publisher_options options = lending(&range);
+    struct slackline_publisher *publisher;
+    struct slackline_tables *tables;
+    struct slackline_relay *relay;
+    struct slackline_tensor tensors[2];
+    const char *upstream = "@slackline-gpus-none";
+
+    layer(tensors);
+    released = 0;
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    CHECK(publisher == NULL && said("set `gpu` in its options") && released == 1);
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create("no address", tensors, 2, &options, &publisher));
+    CHECK(released == 2);
+    EXPECT(BAD_ARGUMENT, slackline_relay_start(&upstream, 1, NULL, &options, TIMEOUT_MS, &relay));
+    CHECK(said("a relay cannot have frames") && released == 3);
+    EXPECT(BAD_ARGUMENT, slackline_relay_start(NULL, 0, NULL, &options, TIMEOUT_MS, &relay));
+    CHECK(released == 4);
+    EXPECT(BAD_ARGUMENT, slackline_relay_join(upstream, NULL, &options, TIMEOUT_MS, &relay));
+    CHECK(said("a relay cannot have frames") && released == 5);
+
+    OK(slackline_tables_listen(NULL, NULL, NULL, &tables));
+    options.table = "one";
+    EXPECT(BAD_ARGUMENT, slackline_tables_publisher(tables, tensors, 2, &options, &publisher));
+    CHECK(said("a publisher of tables cannot have frames") && released == 6);
+    slackline_tables_destroy(tables);
+}
+
+static void a_program_without_memory_for_frames_need_not_know_of_it(void)
+{
+    struct slackline_publisher_options options = lending((const struct slackline_gpu_range *)1);
+    struct slackline_publisher *publisher;
+    struct slackline_tensor tensors[2];
+
+    layer(tensors);
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    CHECK(said("gpu_memory"));
+    /* What lies behind the struct of an older program is not read. */
+    options.size = offsetof(struct slackline_publisher_options, gpu_memory);
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    slackline_publisher_destroy(publisher);
+}
+
 int main(void)
 {
     a_gpu_is_opened_or_the_status_says_why_not();
     a_range_that_cannot_be_is_refused_and_its_owner_let_go();
     what_is_begun_without_a_gpu_is_copied_already();
+    memory_for_frames_that_is_refused_is_let_go();
+    a_program_without_memory_for_frames_need_not_know_of_it();
     puts("all checks passed");
     return 0;
 }

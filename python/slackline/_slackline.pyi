@@ -155,6 +155,7 @@ class Publisher:
         checksums: bool = False,
         idle: str = "sleep",
         gpu: Gpu | None = None,
+        gpu_memory: _Array | None = None,
     ) -> Self: ...
     def publish(
         self,

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use slackline::gpu::{Gpu, GpuMemory, GpuSlice, GpuStream};
 
+use crate::arguments::wrong_type;
 use crate::dlpack::{self, Incoming};
 use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
@@ -38,6 +39,7 @@ struct Described {
 }
 
 const READING: &str = "reading an array";
+const BEGINNING: &str = "beginning to publish";
 
 impl OnGpu {
     /// Looks at an array; `None` if it is not in memory of a GPU.
@@ -58,6 +60,25 @@ impl OnGpu {
             Some(interface) => Ok(Some(Self::from_interface(object, &interface, streams)?)),
             None => Ok(None),
         }
+    }
+
+    /// Reads the argument `gpu_memory`: memory on that GPU for a publisher's frames.
+    pub(crate) fn for_frames(object: &Bound<'_, PyAny>, gpu: Option<&gpu::Named>) -> PyResult<OnGpu> {
+        let refused = |class, cause: &str, remedy: &str| Failure::new(class, BEGINNING, cause, remedy).into();
+        let array = OnGpu::get(object, &Streams::new(None, gpu)?)?.ok_or_else(|| {
+            let remedy = "give a tensor on a GPU, with DLPack or `__cuda_array_interface__`, as `gpu_memory`";
+            wrong_type(object, remedy)
+        })?;
+        if array.is_read_only {
+            let (cause, remedy) = ("`gpu_memory` is read-only", "give a tensor that can be written");
+            return Err(refused(Class::LayoutMismatch, cause, remedy));
+        }
+        if gpu.is_none() {
+            let (cause, remedy) =
+                ("`gpu_memory` is of no use without `gpu`", "name its GPU: gpu=slackline.Gpu(0)");
+            return Err(refused(Class::BadOption, cause, remedy));
+        }
+        Ok(array)
     }
 
     fn from_dlpack(object: &Bound<'_, PyAny>, streams: &Streams, ordinal: u32) -> PyResult<OnGpu> {
@@ -128,12 +149,23 @@ impl OnGpu {
 
     /// Its memory, which is kept until the last copy from or to it is over.
     pub(crate) fn memory(&self, gpu: &Gpu) -> Result<GpuSlice, Failure> {
+        Ok(self.of_caller(gpu)?.whole())
+    }
+
+    /// Its memory for frames, which is kept until the last reader has let go of it. They are written behind the work
+    /// that the stream has now.
+    pub(crate) fn frames(&self) -> Result<GpuMemory, Failure> {
+        let (gpu, stream) = self.stream()?;
+        let memory = self.of_caller(&gpu)?;
+        stream.hold_copies()?;
+        Ok(memory)
+    }
+
+    fn of_caller(&self, gpu: &Gpu) -> Result<GpuMemory, Failure> {
         // SAFETY: what the array came with keeps the range allocated. Its copies are ordered with the stream that the
         // caller has named. A copy from it is waited for by the call that it was given to, or, after the deadline of
-        // that, the pages have the caller leave the array alone.
-        let memory =
-            unsafe { GpuMemory::of_caller(gpu, self.pointer, self.bytes(), Arc::clone(&self.owner))? };
-        Ok(memory.whole())
+        // that, the pages have the caller leave the array alone, as they do while frames are in it.
+        Ok(unsafe { GpuMemory::of_caller(gpu, self.pointer, self.bytes(), Arc::clone(&self.owner))? })
     }
 }
 

@@ -229,6 +229,7 @@ pub(crate) fn class_of(error: &Error) -> Class {
         Error::Register(RegisterError::Memory(
             MemoryError::Unaligned { .. } | MemoryError::Length { .. },
         )) => Class::LayoutMismatch,
+        Error::Register(RegisterError::GpuMemory { .. }) => Class::Unsupported,
         Error::Option { .. } | Error::Scheme { .. } | Error::SchemeConfig(_) | Error::Encoding { .. } => {
             Class::BadOption
         }

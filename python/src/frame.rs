@@ -16,17 +16,17 @@ use crate::device::OnGpu;
 use crate::errors::{Class, Failure};
 use crate::fabric::NamedFabric;
 use crate::lease::Lease;
+use crate::owned::Owned;
 use crate::snapshot::{Storage, Tensors, mapping};
 use crate::table::Layout;
 use crate::view::ArrayView;
-use crate::wait::{Closing, Deadline, detached, in_slices};
+use crate::wait::{Closing, Deadline, in_slices};
 
 pub(crate) const PUBLISHING: &str = "publishing a version";
 
 /// A publisher, until it is closed.
 pub(crate) struct Publishing {
-    publisher: Mutex<Option<Arc<BackgroundPublisher<NamedFabric>>>>,
-    guard: ForkGuard,
+    publisher: Owned<Arc<BackgroundPublisher<NamedFabric>>>,
     pub(crate) closing: Closing,
 }
 
@@ -35,22 +35,19 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 impl Publishing {
     pub(crate) fn new(publisher: BackgroundPublisher<NamedFabric>) -> Publishing {
-        let publisher = Mutex::new(Some(Arc::new(publisher)));
-        Publishing { publisher, guard: ForkGuard::new(), closing: Closing::default() }
+        let publisher = Owned::new(Arc::new(publisher), ("the publisher is closed", "make a new one"));
+        Publishing { publisher, closing: Closing::default() }
     }
 
     /// The publisher. Fails if it is closed, or if this process is a fork of the one that made it.
     pub(crate) fn get(&self, operation: &str) -> Result<Arc<BackgroundPublisher<NamedFabric>>, Failure> {
-        crate::fork::check(self.guard, operation)?;
-        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        publisher.ok_or_else(|| Failure::out_of_turn(operation, "the publisher is closed", "make a new one"))
+        self.publisher.ask(operation, Arc::clone)
     }
 
     /// Ends the publisher: its readers are told, once no frame is open. Calls in which other threads wait end first.
     pub(crate) fn close(&self) -> Result<(), Failure> {
-        crate::fork::check(self.guard, "closing a publisher")?;
+        let publisher = self.publisher.take("closing a publisher")?;
         self.closing.begin();
-        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(publisher) = publisher else { return Ok(()) };
         // A call that this one has interrupted, in a handler of a signal, ends after it.
         let deadline = Instant::now() + LEAVE_WITHIN;
@@ -81,18 +78,7 @@ impl Publishing {
                 Err(error) => Err(error.into()),
             })?;
         let draft = draft.ok_or_else(|| Failure::from(late))?;
-        Ok(Drafting { draft: Mutex::new(Some(draft)), guard: self.guard })
-    }
-}
-
-impl Drop for Publishing {
-    fn drop(&mut self) {
-        let publisher = self.publisher.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        match self.guard.is_inherited() {
-            // In a forked child its threads are not there, and its connections are the parent's.
-            true => std::mem::forget(publisher),
-            false => detached(|| drop(publisher)),
-        }
+        Ok(Drafting { draft: Mutex::new(Some(draft)), guard: self.publisher.guard() })
     }
 }
 

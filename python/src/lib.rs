@@ -24,6 +24,7 @@ mod lease;
 mod log;
 mod memory;
 mod names;
+mod owned;
 mod pin;
 mod publisher;
 mod reader;

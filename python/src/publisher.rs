@@ -9,10 +9,12 @@ use slackline::weights::{DeltaOptions, Publisher, PublisherOptions, ReaderStatus
 use slackline::{Address, Error, Named, ShardOptions, Version, VersionTag};
 
 use crate::arguments::Label;
+use crate::device::OnGpu;
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::frame::{self, Drafting, Frame, PUBLISHING, Publishing};
 use crate::gpu::{self, PyGpu, Streams};
+use crate::owned::closed_by_block;
 use crate::source::Given;
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{Deadline, idle as way_to_idle, timeout as seconds};
@@ -44,6 +46,12 @@ const ALIGN: u64 = 256;
 /// it does not, they are in host memory. Tensors of that GPU alone are published then, and readers over shared memory
 /// have a GPU, too. It excludes `deltas` and `checksums`.
 ///
+/// With `gpu_memory`, a tensor on that GPU (DLPack or `__cuda_array_interface__`, in C order), the frames are in it. It
+/// has exactly the bytes of `frames` versions: those of all tensors, each rounded up to a multiple of 256, and their
+/// sum to one of 4096. It is cleared, behind the work that torch's current stream has (of other tensors the one that
+/// they name, or the default stream), and is left alone from then on; it is kept until the last reader has let go of
+/// it. Over shared memory it is of cudaMalloc, which torch's is without expandable segments, else Unsupported.
+///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
 /// address cannot be listened at.
 #[pyclass(frozen, module = "slackline", name = "Publisher")]
@@ -63,12 +71,14 @@ impl PyPublisher {
         table: &Bound<'_, PyAny>,
         address: &Address,
         options: PublisherOptions,
-        gpu: Option<gpu::Named>,
+        (gpu, frames): (Option<gpu::Named>, Option<OnGpu>),
         fabric: impl FnOnce() -> Result<NamedFabric, Failure> + Send,
     ) -> PyResult<PyPublisher> {
         let (table, _arrays) = table::table(table, ALIGN)?;
         let layout = Layout::of(&table)?;
         let publisher = py.detach(|| -> Result<_, Failure> {
+            let gpu_memory = frames.map(|frames| frames.frames()).transpose()?;
+            let options = PublisherOptions { gpu_memory, ..options };
             Ok(Publisher::new(fabric()?, address, table, options)?.into_background()?)
         })?;
         let (address, epoch) = (publisher.address().to_string(), publisher.epoch());
@@ -101,7 +111,8 @@ impl PyPublisher {
 impl PyPublisher {
     #[new]
     #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
-        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false, idle="sleep", gpu=None))]
+        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false, idle="sleep", gpu=None,
+        gpu_memory=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -119,8 +130,10 @@ impl PyPublisher {
         checksums: bool,
         idle: &str,
         gpu: Option<&Bound<'_, PyGpu>>,
+        gpu_memory: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyPublisher> {
         let gpu = gpu::named(gpu);
+        let lent = gpu_memory.map(|memory| OnGpu::for_frames(memory, gpu.as_ref())).transpose()?;
         let address = fabric::listen_address(py, address, transport)?;
         let memory = ShardOptions {
             frames,
@@ -132,7 +145,7 @@ impl PyPublisher {
         };
         let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
         let options = PublisherOptions { memory, begin_at, deltas, branches, ..PublisherOptions::default() };
-        PyPublisher::begin(py, table, &address, options, gpu.clone(), || {
+        PyPublisher::begin(py, table, &address, options, (gpu.clone(), lent), || {
             Ok(Named::new(fabric::fabric(secret, &address, gpu.as_ref())?, ""))
         })
     }
@@ -293,24 +306,12 @@ impl PyPublisher {
         Ok(py.detach(|| self.publishing.close())?)
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         format!("<Publisher at {}: {} tensors>", self.address, self.layout.specs.len())
     }
 }
+
+closed_by_block!(PyPublisher);
 
 /// Reads how many differences are kept, and how long one may be.
 pub(crate) fn differences(history: u8, most_bytes: Option<u64>) -> Result<Option<DeltaOptions>, Failure> {

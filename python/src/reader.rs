@@ -18,6 +18,7 @@ use crate::gpu::{self, PyGpu, Streams};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
 use crate::names::Search;
+use crate::owned::closed_by_block;
 use crate::pin::Pin;
 use crate::reading::{PINNING, PULLING, Pulled, Pulling, Reading, Request, Shared, hold, newest_from, pull};
 use crate::record::{Asked, Read};
@@ -517,28 +518,12 @@ impl PyReader {
         Ok(())
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        match self.close(py) {
-            // The exception of the block comes first, and may hold the arrays.
-            Err(_) if !class.is_none() => Ok(()),
-            closed => closed,
-        }
-    }
-
     fn __repr__(&self) -> String {
         format!("<Reader of {}: {} tensors>", self.address, self.layout.specs.len())
     }
 }
+
+closed_by_block!(PyReader);
 
 /// The pause in which a thread that prefetches lets another one have the reader, which looks twice as often.
 const TURN: Duration = Duration::from_millis(1);

@@ -1,19 +1,18 @@
 //! `slackline.Relay`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pyo3::prelude::*;
 
-use slackline::internals::mem::ForkGuard;
 use slackline::weights::{PublisherOptions, Relay};
 use slackline::{Address, Named, ShardOptions, Version};
 
 use crate::errors::{Class, Failure, class_of};
 use crate::fabric::{self, SecretSource};
 use crate::names::Search;
+use crate::owned::{Owned, closed_by_block};
 use crate::publisher::{PyReaderStatus, differences};
-use crate::wait::{detached, in_thread, timeout as seconds};
+use crate::wait::{in_thread, timeout as seconds};
 
 /// Reads each version of a publisher or of another relay and serves it to readers of its own: the same version with the
 /// same number, step, label, time and origin. A thread of the library does all of this, so that one copy for each host
@@ -36,23 +35,8 @@ use crate::wait::{detached, in_thread, timeout as seconds};
 /// `reading_secret`: a relay serves, and needs the job's.
 #[pyclass(frozen, module = "slackline", name = "Relay")]
 pub(crate) struct PyRelay {
-    relay: Mutex<Option<Relay>>,
-    guard: ForkGuard,
+    relay: Owned<Relay>,
     address: String,
-}
-
-impl PyRelay {
-    fn lock(&self) -> MutexGuard<'_, Option<Relay>> {
-        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks the relay; a lock is held for as long as that takes, which never waits for a peer.
-    fn ask<R>(&self, operation: &str, question: impl FnOnce(&Relay) -> R) -> Result<R, Failure> {
-        crate::fork::check(self.guard, operation)?;
-        let relay = self.lock();
-        let closed = || Failure::out_of_turn(operation, "the relay is closed", "make another one");
-        Ok(question(relay.as_ref().ok_or_else(closed)?))
-    }
 }
 
 #[pymethods]
@@ -102,7 +86,7 @@ impl PyRelay {
         };
         let relay = in_thread(py, "starting a relay", start)?;
         let address = relay.address().to_string();
-        Ok(PyRelay { relay: Mutex::new(Some(relay)), guard: ForkGuard::new(), address })
+        Ok(PyRelay { relay: Owned::new(relay, ("the relay is closed", "make another one")), address })
     }
 
     /// The address at which readers reach this relay.
@@ -117,7 +101,7 @@ impl PyRelay {
     #[getter]
     fn version(&self) -> PyResult<u64> {
         let operation = "asking for the version";
-        let (version, failure) = self.ask(operation, |relay| (relay.version(), relay.failure()))?;
+        let (version, failure) = self.relay.ask(operation, |relay| (relay.version(), relay.failure()))?;
         match failure {
             None => Ok(Version::get(version)),
             Some(failure) => Err(Failure::of(class_of(&failure), &*failure).into()),
@@ -127,30 +111,15 @@ impl PyRelay {
     /// The readers that are in, each with what it holds.
     #[getter]
     fn readers(&self) -> PyResult<Vec<PyReaderStatus>> {
-        let readers = self.ask("asking for the readers", Relay::readers)?;
+        let readers = self.relay.ask("asking for the readers", Relay::readers)?;
         Ok(readers.into_iter().map(PyReaderStatus).collect())
     }
 
     /// Ends the relay; its readers are told.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        crate::fork::check(self.guard, "closing the relay")?;
-        let relay = self.lock().take();
+        let relay = self.relay.take("closing the relay")?;
         py.detach(|| drop(relay));
         Ok(())
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
     }
 
     fn __repr__(&self) -> String {
@@ -158,13 +127,4 @@ impl PyRelay {
     }
 }
 
-impl Drop for PyRelay {
-    fn drop(&mut self) {
-        let relay = self.lock().take();
-        match self.guard.is_inherited() {
-            // In a forked child its thread is not there, and its connections are the parent's.
-            true => std::mem::forget(relay),
-            false => detached(|| drop(relay)),
-        }
-    }
-}
+closed_by_block!(PyRelay);

@@ -19,6 +19,7 @@ use crate::fabric::{self, SecretSource};
 use crate::gpu::{self, PyGpu};
 use crate::lease::Lease;
 use crate::memory::Memory;
+use crate::owned::closed_by_block;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{Deadline, detached, idle as way_to_idle, in_slices};
@@ -305,24 +306,12 @@ impl PyServer {
         Ok(())
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         format!("<Server at {}: {} tensors>", self.address, self.layout.specs.len())
     }
 }
+
+closed_by_block!(PyServer);
 
 impl Drop for PyServer {
     fn drop(&mut self) {

@@ -1,15 +1,13 @@
 //! `slackline.Tables`: several publishers behind one address.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use pyo3::prelude::*;
 
-use slackline::internals::mem::ForkGuard;
 use slackline::weights::PublisherOptions;
 use slackline::{Error, Mixed, ShardOptions, Tables, Version};
 
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
+use crate::owned::{Owned, closed_by_block};
 use crate::publisher::{PyPublisher, differences};
 use crate::wait::{idle as way_to_idle, timeout as seconds};
 
@@ -22,22 +20,8 @@ use crate::wait::{idle as way_to_idle, timeout as seconds};
 /// Raises Refused if an address beyond this host has no secret, PeerGone if the address cannot be listened at.
 #[pyclass(frozen, module = "slackline", name = "Tables")]
 pub(crate) struct PyTables {
-    tables: Mutex<Option<Tables<Mixed>>>,
-    guard: ForkGuard,
+    tables: Owned<Tables<Mixed>>,
     address: String,
-}
-
-impl PyTables {
-    fn lock(&self) -> MutexGuard<'_, Option<Tables<Mixed>>> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks the tables; a lock is held for as long as that takes, which never waits for a peer.
-    fn ask<R>(&self, operation: &str, question: impl FnOnce(&Tables<Mixed>) -> R) -> Result<R, Failure> {
-        crate::fork::check(self.guard, operation)?;
-        let closed = || Failure::out_of_turn(operation, "the tables are closed", "make new ones");
-        Ok(question(self.lock().as_ref().ok_or_else(closed)?))
-    }
 }
 
 #[pymethods]
@@ -55,7 +39,7 @@ impl PyTables {
             Ok(Tables::listen(fabric::fabric(secret, &address, None)?, &address).map_err(Error::from)?)
         })?;
         let address = tables.address().to_string();
-        Ok(PyTables { tables: Mutex::new(Some(tables)), guard: ForkGuard::new(), address })
+        Ok(PyTables { tables: Owned::new(tables, ("the tables are closed", "make new ones")), address })
     }
 
     /// Begins to serve a table by this name (at most 255 bytes), and returns its Publisher. `table` and the options
@@ -91,8 +75,8 @@ impl PyTables {
         let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
         let options = PublisherOptions { memory, begin_at, deltas, branches, ..PublisherOptions::default() };
         let (named, address) =
-            self.ask("publishing a table", |tables| (tables.named(name), tables.address().clone()))?;
-        PyPublisher::begin(py, table, &address, options, None, || Ok(named))
+            self.tables.ask("publishing a table", |tables| (tables.named(name), tables.address().clone()))?;
+        PyPublisher::begin(py, table, &address, options, (None, None), || Ok(named))
     }
 
     /// The address at which all tables are reached.
@@ -104,29 +88,14 @@ impl PyTables {
     /// The names of the tables that are served now, in order.
     #[getter]
     fn names(&self) -> PyResult<Vec<String>> {
-        Ok(self.ask("asking for the names", Tables::names)?)
+        Ok(self.tables.ask("asking for the names", Tables::names)?)
     }
 
     /// Takes no further publishers in; the address is free once all of them are closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        crate::fork::check(self.guard, "closing the tables")?;
-        let tables = self.lock().take();
+        let tables = self.tables.take("closing the tables")?;
         py.detach(|| drop(tables));
         Ok(())
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
     }
 
     fn __repr__(&self) -> String {
@@ -134,11 +103,4 @@ impl PyTables {
     }
 }
 
-impl Drop for PyTables {
-    fn drop(&mut self) {
-        // In a forked child the listener is the parent's.
-        if self.guard.is_inherited() {
-            std::mem::forget(self.lock().take());
-        }
-    }
-}
+closed_by_block!(PyTables);

@@ -18,6 +18,7 @@ use crate::into::Targets;
 use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::names::Search;
+use crate::owned::closed_by_block;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
 use crate::source::Given;
 use crate::table::{Layout, TensorSpec};
@@ -208,25 +209,9 @@ impl PyWorker {
         py.detach(|| drop(worker));
         Ok(())
     }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        match self.close(py) {
-            // The exception of the block comes first.
-            Err(_) if !class.is_none() => Ok(()),
-            closed => closed,
-        }
-    }
 }
+
+closed_by_block!(PyWorker);
 
 /// The memory of a gradient: a mapping of names to writable arrays.
 #[pyclass(frozen, mapping, module = "slackline")]

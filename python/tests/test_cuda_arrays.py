@@ -221,6 +221,45 @@ def test_a_table_is_laid_out_by_arrays_on_a_gpu() -> None:
         ]
 
 
+def frames_in(memory: Any) -> slackline.Publisher:
+    return slackline.Publisher([slackline.TensorSpec("a", "float32", (2, 3))], gpu_memory=memory)
+
+
+@pytest.mark.parametrize("memory", ["tensor", 7, b"bytes", np.zeros(3 * 4096, "uint8"), Fake(9, device=(ROCM, 0))])
+def test_what_is_not_on_a_gpu_is_no_memory_for_frames(memory: Any) -> None:
+    with pytest.raises(TypeError, match=f"{type(memory).__name__}: give a tensor on a GPU, .* as `gpu_memory`"):
+        frames_in(memory)
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        (Fake(64, 64, strides=(128, 1)), "not in C order"),
+        (Fake(4096, device=(MANAGED, 0)), "managed memory"),
+        (Interface(4096, readonly=True), "read-only"),
+    ],
+    ids=["strides", "managed", "read-only"],
+)
+def test_memory_that_cannot_hold_frames_is_refused_before_a_gpu_is_looked_for(memory: Any, text: str) -> None:
+    with pytest.raises(slackline.LayoutMismatch, match=text) as refused:
+        frames_in(memory)
+    assert refused.value.remedy
+
+
+def test_memory_for_frames_takes_their_gpu_and_is_let_go_of_without_it(publisher: slackline.Publisher) -> None:
+    tensor, interface = Fake(3 * 4096), Interface(3 * 4096)
+    kept = weakref.ref(interface)
+    for given in (tensor, interface):
+        with pytest.raises(slackline.BadOption, match="`gpu_memory` is of no use without `gpu`") as refused:
+            frames_in(given)
+        assert refused.value.remedy == "name its GPU: gpu=slackline.Gpu(0)"
+    # The exception has the call's frames, and these the array.
+    del given, interface, refused
+    publisher.publish({"a": np.zeros((2, 3), "float32")})
+    gc.collect()
+    assert tensor.asked == [{"stream": 1}] and tensor.deleted == 1 and kept() is None
+
+
 def test_records_and_initial_values_are_of_arrays_on_the_host(publisher: slackline.Publisher) -> None:
     for call in (
         lambda: publisher.publish_recorded({"a": Fake(2, 3)}),

@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,72 @@ def test_a_version_goes_from_a_tensor_on_the_gpu_to_one_of_another_process(
     # Over shared memory no byte of a payload passes the host where both sides are on the GPU.
     if on_gpu:
         assert (int(staged[1]) > 0) == (transport == "tcp"), staged
+
+
+def frames_for(table: Any, frames: int = 3) -> tuple[Any, Any]:
+    """Memory for the frames of a publisher, with a tensor behind it in the same allocation."""
+    bytes_of = sum(-(-tensor.nbytes // 256) * 256 for tensor in table.values())
+    memory = torch.full((frames * (-(-bytes_of // 4096) * 4096) + 4096,), 9, dtype=torch.uint8, device="cuda")
+    return memory[:-4096], memory[-4096:]
+
+
+def test_frames_lie_in_a_tensor_of_the_trainer_s_until_the_last_reader_has_left(
+    python: Callable[..., subprocess.Popen[str]],
+) -> None:
+    given = tensors()
+    frames, behind = frames_for(given)
+    lent = Interface(frames)
+    kept = weakref.ref(lent)
+    # What the stream still has to do with the memory comes before it is cleared.
+    torch.cuda._sleep(BUSY)
+    frames.fill_(7)
+    publisher = slackline.Publisher(given, transport="shm", gpu=slackline.Gpu(0), gpu_memory=lent)
+    del lent
+    assert not frames.any() and bool((behind == 9).all())
+    child = python(READING, address=publisher.address, on_gpu=True, versions=3)
+    assert child.stdout is not None and child.stdin is not None
+    for version in range(1, 4):
+        fill(given, version)
+        assert publisher.publish(given, step=version * 10) == version
+        assert child.stdout.readline().strip() == str(version)
+        assert any(torch.equal(frame[: given["bytes"].numel()], given["bytes"]) for frame in frames.chunk(3))
+        if version == 3:
+            publisher.close()
+            assert kept() is not None, "a reader has it open"
+        child.stdin.write("\n")
+        child.stdin.flush()
+    assert child.stdout.readline().split() == ["staged", "0"]
+    assert child.wait(timeout=60) == 0
+    begun = time.monotonic()
+    while kept() is not None and time.monotonic() < begun + 60:
+        time.sleep(0.01)
+    assert kept() is None and bool((behind == 9).all())
+
+
+def test_memory_for_frames_has_their_bytes_or_the_error_has_the_number() -> None:
+    given = tensors()
+    frames, _ = frames_for(given)
+    with pytest.raises(slackline.BadOption, match=f"{len(frames) - 1} bytes where the frames have {len(frames)}"):
+        slackline.Publisher(given, gpu=slackline.Gpu(0), gpu_memory=frames[1:])
+    with slackline.Publisher(given, gpu=slackline.Gpu(0), gpu_memory=frames) as publisher:
+        assert publisher.publish(given) == 1
+
+
+EXPANDABLE = """
+memory = torch.zeros(3 * 4096, dtype=torch.uint8, device="cuda")
+try:
+    slackline.Publisher([slackline.TensorSpec("a", "uint8", (100,))], gpu=slackline.Gpu(0), gpu_memory=memory)
+except slackline.Unsupported as error:
+    print("expandable_segments:False" in str(error))
+"""
+
+
+def test_memory_that_no_process_can_open_is_refused_with_the_setting(
+    python: Callable[..., subprocess.Popen[str]],
+) -> None:
+    child = python(EXPANDABLE, environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    assert child.stdout is not None and child.stdout.readline().strip() == "True"
+    assert child.wait(timeout=60) == 0
 
 
 def test_arrays_of_the_host_and_tensors_of_the_gpu_share_a_version() -> None:

@@ -120,6 +120,19 @@ impl BareGpu {
         unsafe { GpuMemory::of_caller(&self.gpu, pointer, 2 * length, ()) }
     }
 
+    /// Memory of `cuMemAlloc`, as callers allocate it, which other processes can open. It is never given back: this is
+    /// for programs that end.
+    ///
+    /// # Errors
+    /// The GPU is out of memory, or the driver refuses.
+    pub fn classic(&self, bytes: usize) -> Result<GpuMemory, GpuError> {
+        let primary = &self.gpu.inner().primary;
+        let pointer =
+            primary.call("allocating memory by cuMemAlloc", |driver| driver.allocate_classic(bytes))?;
+        // SAFETY: it is never freed.
+        unsafe { GpuMemory::of_caller(&self.gpu, pointer, bytes, ()) }
+    }
+
     /// Copies `from` to host memory; the time until its end was seen.
     ///
     /// # Errors

@@ -170,7 +170,8 @@ impl GpuStream {
     ///
     /// # Errors
     /// The stream is capturing, or the driver refuses.
-    pub(crate) fn hold_copies(&self) -> Result<(), GpuError> {
+    #[doc(hidden)]
+    pub fn hold_copies(&self) -> Result<(), GpuError> {
         let inner = self.gpu().inner();
         [&inner.out, &inner.into, &inner.within]
             .into_iter()

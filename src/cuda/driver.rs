@@ -92,6 +92,10 @@ pub(crate) trait Driver: Any + Send + Sync {
     /// make it. Returns its begin and the length of each. It stays until the process ends: tests alone take it.
     fn allocate_two_pieces(&self, device: i32, bytes: usize) -> Result<(DevicePointer, usize), Code>;
 
+    /// Memory of the device whose context is current, of `cuMemAlloc`, as callers allocate it. It stays until the
+    /// process ends: tests alone take it.
+    fn allocate_classic(&self, bytes: usize) -> Result<DevicePointer, Code>;
+
     /// A descriptor by which another process of this host maps memory of [`allocate`](Self::allocate).
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code>;
 

@@ -62,6 +62,7 @@ functions! {
     exchange_capture_mode: "cuThreadExchangeStreamCaptureMode" as fn(*mut c_int);
     pointer_get_attribute: "cuPointerGetAttribute" as fn(*mut c_void, PointerAttribute, DevicePointer);
     mem_get_address_range: "cuMemGetAddressRange_v2" as fn(*mut DevicePointer, *mut usize, DevicePointer);
+    mem_alloc: "cuMemAlloc_v2" as fn(*mut DevicePointer, usize);
     mem_get_granularity: "cuMemGetAllocationGranularity" as fn(*mut usize, *const AllocationProperties, c_int);
     mem_create: "cuMemCreate" as fn(*mut u64, usize, *const AllocationProperties, u64);
     mem_release: "cuMemRelease" as fn(u64);
@@ -374,6 +375,12 @@ impl Driver for DriverLibrary {
         self.map_at(pointer, device, first, length, ACCESS_READ_WRITE)?;
         self.map_at(pointer + length as u64, device, second, length, ACCESS_READ_WRITE)?;
         Ok((pointer, length))
+    }
+
+    fn allocate_classic(&self, bytes: usize) -> Result<DevicePointer, Code> {
+        let mut pointer = 0;
+        // SAFETY: as above.
+        check(unsafe { (self.functions.mem_alloc)(&mut pointer, bytes) }).map(|()| pointer)
     }
 
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {

@@ -342,6 +342,15 @@ impl Driver for Scripted {
         self.within(|state| state.device.reserve_two(device, bytes).ok_or(Code::OUT_OF_MEMORY))
     }
 
+    fn allocate_classic(&self, bytes: usize) -> Result<DevicePointer, Code> {
+        self.within(|state| {
+            let context = state.current();
+            let pointer = state.device.reserve(state.device_of(context), bytes).ok_or(Code::OUT_OF_MEMORY)?;
+            state.device.set_classic(pointer, context);
+            Ok(pointer)
+        })
+    }
+
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {
         self.within(|state| state.device.export(allocation.pointer).ok_or(Code::INVALID_VALUE))
     }

@@ -115,7 +115,11 @@ mod on_gpu {
         memory: &GpuMemory,
         bytes: usize,
     ) -> Result<PayloadMemory, Error> {
-        let refused = |reason| Error::Option { option: "gpu_memory", value: format!("{memory:?}"), reason };
+        let refused = |reason| Error::Option {
+            option: "gpu_memory",
+            value: format!("{} bytes where the frames have {bytes}", memory.bytes()),
+            reason,
+        };
         let Some(gpu) = transport.gpu() else {
             let reason = "the transport has payloads in host memory: give it the GPU (`with_gpu`), or, over RDMA, a \
                           device that reaches the GPU (`slackline doctor` says why none does)";

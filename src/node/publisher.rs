@@ -45,8 +45,8 @@ pub struct PublisherOptions {
     pub branches: u16,
     /// Memory of the caller's for the frames, on the transport's GPU; `None`, the default, for memory of the library's
     /// own. It has exactly [`ShardOptions::frames`] times the bytes of the table, which are rounded up to a multiple of
-    /// 4096, and is cleared when the publisher begins. From then on it is written by way of this publisher alone. Over
-    /// shared memory it is of `cudaMalloc`.
+    /// 4096, and is cleared when the publisher begins, once all work with it is over. From then on it is written by way
+    /// of this publisher alone. Over shared memory it is of `cudaMalloc`.
     pub gpu_memory: Option<GpuMemory>,
 }
 

@@ -38,6 +38,7 @@ macro_rules! tests_of_claims {
             tensors_over_two_pieces_of_memory_come_and_go_as_they_are,
             a_version_goes_from_gpu_to_gpu_between_processes,
             a_version_on_a_gpu_is_read_into_host_memory_by_another_process,
+            versions_in_memory_of_the_callers_are_read_by_another_process,
             a_version_in_host_memory_is_pulled_to_a_gpu_by_another_process,
             over_tcp_a_version_goes_by_way_of_host_memory_and_is_counted,
             no_version_is_torn_from_gpu_to_gpu,
@@ -201,6 +202,20 @@ pub(crate) fn a_version_on_a_gpu_is_read_into_host_memory_by_another_process(sce
         let snapshot = reader.snapshot(Wanted::exactly(version), PATIENCE)?;
         assert!(snapshot.bytes() == vec![fill_of(version); BYTES]);
     }
+    Ok(())
+}
+
+pub(crate) fn versions_in_memory_of_the_callers_are_read_by_another_process(scene: &Scene) -> Outcome<()> {
+    let gpu = &scene.gpu;
+    let mut peer = Peer::start((scene.peer)(), "publish-lent", BYTES)?;
+    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
+    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
+    for _ in 0..5 {
+        let version = peer.publish()?;
+        expect_pulled(&mut reader, &mut bare, &into, version)?;
+        assert_eq!(peer.ask("lent")?, "true", "the frames are elsewhere");
+    }
+    assert_eq!(gpu.host_bytes_copied(), 0);
     Ok(())
 }
 

@@ -45,9 +45,9 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts `program` as the other process. The roles are `publish` and `publish-host` over shared memory,
-    /// `publish-tcp`, `serve`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of
-    /// a version.
+    /// Starts `program` as the other process. The roles are `publish`, `publish-lent` (with frames in memory that it
+    /// has allocated itself) and `publish-host` over shared memory, `publish-tcp`, `serve`, `serve-tcp` and, with the
+    /// address of a publisher behind it, `read`; `bytes` are those of a version.
     pub(crate) fn start(mut program: Command, role: &str, bytes: usize) -> Outcome<Peer> {
         program.env(ROLE, format!("{bytes} {role}")).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.spawn()?;
@@ -102,6 +102,7 @@ pub(crate) fn serve(gpu: &Gpu) -> Outcome<bool> {
     let tcp = "127.0.0.1:0".parse()?;
     match role.split_once(' ').unwrap_or((role, "")) {
         ("publish", _) => publish(gpu, bytes, Shm::new().with_gpu(gpu), Address::random())?,
+        ("publish-lent", _) => publish_lent(gpu, bytes)?,
         ("publish-host", _) => publish(gpu, bytes, Shm::new(), Address::random())?,
         ("publish-tcp", _) => publish(gpu, bytes, Tcp::new().with_gpu(gpu), tcp)?,
         ("serve", _) => serve_gradients(bytes, Shm::new().with_gpu(gpu), &Address::random())?,
@@ -126,9 +127,26 @@ fn next_line() -> Option<String> {
 }
 
 fn publish<T: Transport + 'static>(gpu: &Gpu, bytes: usize, transport: T, address: Address) -> Outcome<()> {
+    publish_with(gpu, bytes, (transport, address), PublisherOptions::default())
+}
+
+/// With frames in memory of `cuMemAlloc`.
+fn publish_lent(gpu: &Gpu, bytes: usize) -> Outcome<()> {
+    let mut options = PublisherOptions::default();
+    let frames = usize::from(options.memory.frames) * bytes.next_multiple_of(4096);
+    options.gpu_memory = Some(BareGpu::new(gpu, 8)?.classic(frames)?);
+    publish_with(gpu, bytes, (Shm::new().with_gpu(gpu), Address::random()), options)
+}
+
+fn publish_with<T: Transport + 'static>(
+    gpu: &Gpu,
+    bytes: usize,
+    (transport, address): (T, Address),
+    options: PublisherOptions,
+) -> Outcome<()> {
     let table = Table::flat(bytes as u64, ElementType::U8)?;
-    let publisher = Publisher::new(transport, &address, table, PublisherOptions::default())?;
-    let publisher = publisher.into_background()?;
+    let lent = options.gpu_memory.clone();
+    let publisher = Publisher::new(transport, &address, table, options)?.into_background()?;
     let (mut bare, weights) = (BareGpu::new(gpu, bytes)?, GpuMemory::allocate(gpu, bytes)?);
     answer(publisher.address())?;
     while let Some(line) = next_line() {
@@ -137,6 +155,12 @@ fn publish<T: Transport + 'static>(gpu: &Gpu, bytes: usize, transport: T, addres
             "numbered" => {
                 let numbers: Vec<u8> = (0..bytes).map(number_of).collect();
                 publish_bytes(&publisher, &mut bare, &weights, &numbers)?;
+            }
+            // Whether a frame in its own memory has the newest version.
+            "lent" => {
+                let lent = lent.as_ref().ok_or("its frames are the library's own")?;
+                answer(has_frame_of(publisher.version(), &mut bare, lent, bytes)?)?;
+                continue;
             }
             "fault" => {
                 answer(fault(gpu, &publisher, &mut bare, &weights)?)?;
@@ -182,6 +206,16 @@ pub(crate) fn publish_filled<T: Transport>(
 ) -> Outcome<Version> {
     let fill = fill_of(publisher.version().next());
     publish_bytes(publisher, bare, weights, &vec![fill; weights.bytes()])
+}
+
+fn has_frame_of(version: Version, bare: &mut BareGpu, frames: &GpuMemory, bytes: usize) -> Outcome<bool> {
+    for begin in (0..frames.bytes()).step_by(bytes.next_multiple_of(4096)) {
+        let frame = bare.read(&frames.slice(begin, bytes)?)?;
+        if frame.iter().all(|byte| *byte == fill_of(version)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn publish_bytes<T: Transport>(

@@ -39,8 +39,6 @@ pub(crate) trait Fixture: Sized + 'static {
     const GRANTS_END_WITH_THEIR_PART: bool = true;
     /// True where peers may read what they were granted to write, as a device proves writes to a GPU by READs.
     const WRITTEN_MAY_BE_READ: bool = false;
-    /// True where a short write into memory of a GPU is refused if it carries words, as a processor stores those.
-    const REFUSES_WORDS_ON_A_GPU: bool = false;
     /// False where access violations, of peers that reach for what they were not granted, are not counted.
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = true;
     /// False where the data path may allocate: where it is a model of one.

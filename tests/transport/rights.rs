@@ -80,6 +80,7 @@ fn a_forged_write<F: Fixture>(service: &Service<F>, remote: RemoteSlice) -> Oper
 pub(crate) fn a_write_to_a_read_only_grant_is_refused_and_only_the_offender_suffers<F: Fixture>() {
     only_the_offender_suffers::<F>(Access::REMOTE_READ, a_write, a_read);
     only_the_offender_suffers::<F>(Access::REMOTE_READ, |_, caller| a_word(caller.words), a_read);
+    only_the_offender_suffers::<F>(Access::REMOTE_READ, |_, caller| a_word(caller.remote), a_read);
 }
 
 pub(crate) fn a_read_of_a_write_only_grant_is_refused_and_only_the_offender_suffers<F: Fixture>() {
@@ -112,20 +113,34 @@ pub(crate) fn an_atomic_on_a_gpu_is_refused_and_only_the_offender_suffers<F: Fix
     only_the_offender_suffers::<F>(all, cas, a_read);
 }
 
-/// Where a processor stores words. Elsewhere they are bytes like any other.
-pub(crate) fn a_word_on_a_gpu_is_refused_or_arrives_as_a_payload_does<F: Fixture>() {
+/// The protocol has no words there; what a program writes so is a short payload, in order with others.
+pub(crate) fn a_word_on_a_gpu_arrives_as_a_payload_does<F: Fixture>() {
     if !F::Payloads::ARE_GRANTED_ON_A_GPU {
         return;
     }
-    if F::REFUSES_WORDS_ON_A_GPU {
-        return only_the_offender_suffers::<F>(ALL, |_, caller| a_word(caller.remote), a_read);
-    }
     let service = Service::<F>::new(4096, ALL);
     let mut caller = service.caller();
-    run(&mut caller.endpoint, a_word(caller.remote)).unwrap();
-    let operation = a_read(&service, &caller);
-    run(&mut caller.endpoint, operation).unwrap();
-    assert_eq!(service.memory.bytes(0..16), [[1, 0, 0, 0, 0, 0, 0, 0], [0; 8]].concat());
+    let line = Inline::line([2; 8]);
+    let batch = [
+        WorkRequest::unsignalled(1, write(service.payload(&[7; 4096]), caller.remote)),
+        WorkRequest::unsignalled(2, a_word(caller.remote)),
+        WorkRequest::unsignalled(
+            3,
+            Operation::WriteInline { data: line, remote: caller.remote.slice(64, 64).unwrap() },
+        ),
+        WorkRequest::signalled(4, a_word(caller.words)),
+    ];
+    caller.endpoint.post(&batch).unwrap();
+    let mut told = None;
+    wait_for("the word that announces the others", || {
+        told = told.or_else(|| caller.endpoint.poll());
+        (service.words.load(0) == 1).then_some(())
+    });
+    let (one, line) = (1u64.to_le_bytes(), [2u64.to_le_bytes(); 8].concat());
+    let expected = [&one[..], &[7; 56], &line[..], &[7; 3968]].concat();
+    assert_eq!(service.memory.bytes(0..4096), expected);
+    let told = told.unwrap_or_else(|| completion(&mut caller.endpoint));
+    assert_eq!((told.id.0, told.result), (4, Ok(())));
 }
 
 pub(crate) fn an_unknown_key_is_refused_and_only_the_offender_suffers<F: Fixture>() {

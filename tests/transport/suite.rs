@@ -75,7 +75,7 @@ macro_rules! conformance {
                 a_read_of_a_write_only_grant_is_refused_and_only_the_offender_suffers
                 an_atomic_without_the_right_is_refused_and_only_the_offender_suffers
                 an_atomic_on_a_gpu_is_refused_and_only_the_offender_suffers
-                a_word_on_a_gpu_is_refused_or_arrives_as_a_payload_does
+                a_word_on_a_gpu_arrives_as_a_payload_does
                 an_unknown_key_is_refused_and_only_the_offender_suffers
                 a_part_that_is_granted_opens_nothing_beside_it
                 a_range_past_the_end_is_refused_and_only_the_offender_suffers

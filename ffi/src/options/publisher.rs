@@ -4,12 +4,13 @@ use std::ffi::c_char;
 use std::ptr::null;
 use std::time::Duration;
 
+use slackline::gpu::GpuMemory;
 use slackline::weights::{DeltaOptions, PublisherOptions};
 use slackline::{ShardOptions, Version};
 
 use super::values::{idle, milliseconds, slackline_idle};
 use crate::error::Failure;
-use crate::gpu::slackline_gpu;
+use crate::gpu::{Taken, expect_none, slackline_gpu, slackline_gpu_range};
 use crate::sized::Measured;
 
 /// Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, change what should differ.
@@ -65,6 +66,14 @@ pub struct slackline_publisher_options {
     /// they are in the memory of the host. See `slackline_gpu_open`. A publisher of tables and a relay have none. By
     /// default NULL: they are in the memory of the host.
     pub gpu: *const slackline_gpu,
+    /// Memory of the caller's on that GPU for the frames; it is read during the call. The range has exactly `frames`
+    /// times the bytes of the table, which are rounded up to a multiple of 4096. It is cleared, behind the work that
+    /// its stream has at the time of the call, and from then on only written by way of the publisher. Over shared
+    /// memory it is of `cudaMalloc`, which other processes open where it lies. `release` is called after the publisher
+    /// is destroyed, once no copy uses the memory and no reader has it open any more; also if the call fails, unless
+    /// the options cannot be read or `publisher` is NULL. A publisher of tables and a relay take none. By default NULL:
+    /// the frames are in memory of the library's own.
+    pub gpu_memory: *const slackline_gpu_range,
 }
 
 impl Measured for slackline_publisher_options {
@@ -93,6 +102,7 @@ impl Default for slackline_publisher_options {
             alignment: 0,
             encrypt: 0,
             gpu: null(),
+            gpu_memory: null(),
         }
     }
 }
@@ -116,6 +126,41 @@ impl slackline_publisher_options {
         })?;
         let begin_at = Version::new(self.begin_at);
         Ok(PublisherOptions { memory, begin_at, deltas, branches, ..PublisherOptions::default() })
+    }
+
+    /// Takes over the memory of the caller's for the frames, if there is some, behind the work that its stream has.
+    ///
+    /// # Safety
+    ///
+    /// `gpu_memory` is as its comment says.
+    pub(crate) unsafe fn frames(&self) -> Result<Option<GpuMemory>, Failure> {
+        // SAFETY: the caller's promise.
+        let Some(taken) = (unsafe { Taken::new(self.gpu_memory, "gpu_memory")? }) else { return Ok(None) };
+        if self.gpu.is_null() {
+            let message =
+                "gpu_memory takes a publisher whose frames are on that GPU: set `gpu` in its options";
+            return Err(Failure::bad_argument(message));
+        }
+        let (memory, stream) = taken.open()?;
+        stream.hold_copies()?;
+        Ok(Some(memory))
+    }
+
+    /// Refuses a GPU and memory of one, which is let go of.
+    ///
+    /// # Safety
+    ///
+    /// As for [`frames`](Self::frames).
+    pub(crate) unsafe fn expect_on_host(&self, what: &str) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        let frames = unsafe { Taken::new(self.gpu_memory, "gpu_memory")? };
+        expect_none(self.gpu, what)?;
+        match frames {
+            None => Ok(()),
+            Some(_) => Err(Failure::bad_argument(format!(
+                "{what} cannot have frames in memory of the caller's: leave options->gpu_memory NULL"
+            ))),
+        }
     }
 }
 

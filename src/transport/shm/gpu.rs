@@ -12,11 +12,12 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use self::crossing::Crossing;
 use super::handshake::{MappedOnGpu, ShmHandshakeError};
 use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
-use crate::mem::{Access, DeviceKeys, MemoryRegion, RemoteSlice};
+use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion, RemoteSlice, Streaming};
 use crate::transport::staging::StagingBlocks;
 use crate::transport::wireup::{Grant, lets_write};
 use crate::transport::{
@@ -114,7 +115,10 @@ impl GpuSide {
         if batch.len() > free {
             return Err(PostError::QueueFull { free, batch: batch.len() });
         }
-        self.held.extend(batch.iter().cloned());
+        for request in batch {
+            let is_for_gpu = self.concerns(&request.operation);
+            self.held.push_back(if is_for_gpu { as_payload(request.clone()) } else { request.clone() });
+        }
         Ok(self.advance(local))
     }
 
@@ -265,8 +269,10 @@ impl GpuSide {
                 }
                 None => return Err(CompletionError::RemoteAccess),
             },
-            // Words are never in memory of a GPU.
-            Operation::WriteInline { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
+            // There was no memory for their block.
+            Operation::WriteInline { .. } => return Err(CompletionError::Gpu),
+            // Words that are counted are never in memory of a GPU.
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
                 return Err(CompletionError::RemoteAccess);
             }
         })
@@ -287,6 +293,23 @@ impl GpuSide {
         let slice = slice.filter(|_| access.contains(needed)).ok_or(CompletionError::RemoteAccess)?;
         Ok(Some((&reached.gpu, slice)))
     }
+}
+
+/// A request for memory of a GPU as a copy engine carries it out: words are a short payload, in a block of their own.
+/// The library writes no words to GPUs, so that no blocks are kept for them.
+fn as_payload(mut request: WorkRequest) -> WorkRequest {
+    let Operation::WriteInline { data, remote } = &request.operation else { return request };
+    match HostMemory::anonymous(data.len_bytes() as usize) {
+        Ok(memory) => {
+            for (index, word) in data.words().iter().enumerate() {
+                memory.as_volatile().store(index * 8, *word, Ordering::Relaxed);
+            }
+            let local = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ()).whole();
+            request.operation = Operation::Write { local, remote: *remote, streaming: Streaming::Never };
+        }
+        Err(error) => tracing::warn!(%error, "words are not written to memory of a GPU"),
+    }
+    request
 }
 
 fn notifies(batch: &[WorkRequest]) -> bool {

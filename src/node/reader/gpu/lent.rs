@@ -278,6 +278,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn frames_are_cleared_behind_a_stream_that_holds_copies() {
+        let side = Side::<Shm>::new();
+        let (_, _, memory) = allocate(&side);
+        side.driver.launch_fill(side.raw, memory.pointer(), FRAMES, 9);
+        side.stream.hold_copies().unwrap();
+        let publisher = publisher(&side, options(&memory)).unwrap();
+        side.driver.finish();
+        assert_eq!(
+            side.driver.bytes(memory.pointer(), FRAMES),
+            [0; FRAMES],
+            "what was to come first came last"
+        );
+        drop(publisher);
+    }
+
     fn refused<T: OfGpu>(side: &Side<T>, memory: &GpuMemory) -> Error {
         publisher(side, options(memory)).map(drop).unwrap_err()
     }

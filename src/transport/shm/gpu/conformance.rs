@@ -29,7 +29,6 @@ impl<P: Payloads<Shm>, const REACHES: bool> Fixture for ScriptedShm<P, REACHES> 
     const AHEAD: u64 = 1;
     const ADDS: u64 = 1_000;
     const GRANTS_END_WITH_THEIR_PART: bool = false;
-    const REFUSES_WORDS_ON_A_GPU: bool = true;
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = false;
     const ALLOCATES_NOTHING: bool = false;
 
