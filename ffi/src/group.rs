@@ -266,6 +266,8 @@ pub unsafe extern "C" fn slackline_job_group(
         let options = unsafe { sized_or_default(options, "options")? }.translate();
         // SAFETY: the contract.
         let member = unsafe { with(job, |job| Ok(job.group(elements, options)?))? };
+        // Those on the GPU of the job are refused by name: C has no calls for them.
+        member.parameters()?;
         Ok(Grouping { state: State::Member(Box::new(member)), address: CString::default(), elements })
     };
     // SAFETY: the contract.
