@@ -49,8 +49,8 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts `program` as the other process. The roles are `publish` and `publish-host` over shared memory,
-    /// `publish-tcp`, `serve`, `serve-tcp` and, with the address of a publisher behind it, `read`, or, with those of the
-    /// other members, `group` and `group-tcp`; `bytes` are those of a version.
+    /// `publish-tcp`, `serve`, `serve-tcp` and, with the address of a publisher behind it, `read`, or, with those of
+    /// the other members, `group` and `group-tcp`; `bytes` are those of a version.
     pub(crate) fn start(mut program: Command, role: &str, bytes: usize) -> Outcome<Peer> {
         program.env(ROLE, format!("{bytes} {role}")).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.spawn()?;

@@ -147,12 +147,12 @@ const TURNS: usize = 8;
 impl<T: Transport> GroupMember<T> {
     /// Begins to listen at `address` as the member `rank` of `members`, each with `elements` parameters. Then
     /// [`GroupListener::connect`] meets the others. Over a transport with a GPU
-    /// ([`Shm::with_gpu`](crate::Shm::with_gpu)) the parameters of this member are there. Others may have theirs in host
-    /// memory; the means have the same bits.
+    /// (`Shm::with_gpu`, say) the parameters of this member are there. Others may have theirs in host memory: the means
+    /// have the same bits.
     ///
     /// # Errors
-    /// An argument is out of its range, the address cannot be listened at, or a GPU is to average the parameters of more
-    /// than 256 members or to compute checksums.
+    /// An argument is out of its range, the address cannot be listened at, or a GPU is to average the parameters of
+    /// more than 256 members or to compute checksums.
     pub fn listen(
         transport: T,
         address: &Address,
@@ -262,7 +262,7 @@ impl<T: Transport> GroupMember<T> {
     /// them), waiting at most `timeout`. Rounds are numbered upwards, the same everywhere; numbers may be left out.
     ///
     /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
-    /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up. So it may after errors of a GPU: one
+    /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up. So it may after errors of a GPU
     /// that has not made its copies by then (`GpuError::NotCopied`) or that refuses one. After a fault of the GPU drop
     /// the member: the others go on once its connections end.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {

@@ -211,9 +211,9 @@ impl GroupGpu {
 }
 
 impl<T: Transport> GroupMember<T> {
-    /// Has the GPU of `into` copy the parameters there, from the byte `offset` of them on, behind the work that `stream`
-    /// has now. What `stream` gets later waits for the copy. It returns at once, and the next average waits for the
-    /// copy. The parameters may be in host memory, or on the GPU of the member's transport.
+    /// Has the GPU of `into` copy the parameters there, from the byte `offset` of them on, behind the work that
+    /// `stream` has now. What `stream` gets later waits for the copy. It returns at once, and the next average waits
+    /// for the copy. The parameters may be in host memory, or on the GPU of the member's transport.
     ///
     /// ```no_run
     /// # use slackline::gpu::{Gpu, GpuMemory, GpuStream};
@@ -238,8 +238,8 @@ impl<T: Transport> GroupMember<T> {
     /// ```
     ///
     /// # Errors
-    /// A round is under way; there are not so many bytes; the memory is that of another GPU, or of a pinned version; the
-    /// stream captures a graph; the driver refuses the copy.
+    /// A round is under way; there are not so many bytes; the memory is that of another GPU, or of a pinned version;
+    /// the stream captures a graph; the driver refuses the copy.
     pub fn copy_parameters_to_gpu(
         &mut self,
         offset: u64,
@@ -265,9 +265,9 @@ impl<T: Transport> GroupMember<T> {
         Ok(())
     }
 
-    /// Has the GPU copy `from` into the parameters, from the byte `offset` of them on, behind the work that `stream` has
-    /// now, and does not wait for it. The stream does not wait either: the memory that is copied from must stay as it is
-    /// until the next [`average`](Self::average) has returned, which waits for the copy.
+    /// Has the GPU copy `from` into the parameters, from the byte `offset` of them on, behind the work that `stream`
+    /// has now, and does not wait for it. The stream does not wait either: the memory that is copied from must stay as
+    /// it is until the next [`average`](Self::average) has returned, which waits for the copy.
     ///
     /// # Errors
     /// A round is under way, or what was abandoned of one is still on its way; there are not so many bytes; the memory
