@@ -47,7 +47,10 @@ impl GroupMemory {
             #[cfg(feature = "cuda")]
             Some(gpu) => GroupBuffers::Gpu(Box::new(GroupGpu::new(transport, gpu, layout, members)?)),
             #[cfg(not(feature = "cuda"))]
-            Some(gpu) => match (*gpu, members) {},
+            Some(gpu) => {
+                let _ = members;
+                match *gpu {}
+            }
         };
         Ok(GroupMemory { buffers, current: 0, copies: Copies::default() })
     }

@@ -280,7 +280,7 @@ impl<T: Transport> GroupMember<T> {
         }
     }
 
-    fn late(&self, round: u64, waited: Duration) -> Error {
+    fn late(&mut self, round: u64, waited: Duration) -> Error {
         #[cfg(feature = "cuda")]
         if let Some(late) = self.late_copies(waited) {
             return late;

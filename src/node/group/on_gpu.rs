@@ -308,9 +308,11 @@ impl<T: Transport> GroupMember<T> {
     }
 
     /// The error of a round that GPUs of this process hold up, if they do.
-    pub(super) fn late_copies(&self, waited: Duration) -> Option<Error> {
-        if !self.memory.copies.are_done().unwrap_or(true) {
-            return Some(self.memory.copies.late(waited));
+    pub(super) fn late_copies(&mut self, waited: Duration) -> Option<Error> {
+        match self.is_quiet() {
+            Ok(true) => {}
+            Ok(false) => return Some(self.memory.copies.late(waited)),
+            Err(error) => return Some(error),
         }
         let endpoints = self.peers.iter().flatten().filter_map(|peer| peer.endpoint.as_ref());
         let copies = endpoints.filter_map(Endpoint::awaited_copies).next()?;

@@ -131,9 +131,20 @@ const WRONG_LENGTH: &str = "its part has another length than was agreed";
 const WRONG_CHECKSUM: &str = "its part does not match its checksum";
 
 impl<T: Transport> GroupMember<T> {
+    /// True once all that GPUs were asked for is made.
+    ///
+    /// # Errors
+    /// Work of this process on a GPU failed. What was begun of the round begins again.
+    pub(super) fn is_quiet(&mut self) -> Result<bool, Error> {
+        self.memory.is_quiet().inspect_err(|_| {
+            self.round.forget_work();
+            self.memory.forget_mean();
+        })
+    }
+
     /// Begins the round that is to form, once the parameters are there. True if it has begun.
     pub(super) fn begin(&mut self) -> Result<bool, Error> {
-        if self.memory.is_quiet()? {
+        if self.is_quiet()? {
             self.round.phase = RoundPhase::Averaging;
             self.form()?;
         }
@@ -176,14 +187,8 @@ impl<T: Transport> GroupMember<T> {
             _ => return Ok(self.settle()),
         }
         // What a GPU copies and averages is there from then on, and what comes next depends on it.
-        match self.memory.is_quiet() {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
-            Err(error) => {
-                self.round.forget_work();
-                self.memory.forget_mean();
-                return Err(error);
-            }
+        if !self.is_quiet()? {
+            return Ok(false);
         }
         // The members that are gone were found out before the parts are looked at: all that they have written is
         // there by now.

@@ -334,6 +334,21 @@ mod tests {
         assert_eq!(bits(&processes[0].get().unwrap()), bits(&processes[1].get().unwrap()));
     }
 
+    #[test]
+    fn parameters_that_are_on_their_way_are_not_replaced() {
+        let mut processes = begun::<Shm>(&[true, false], options());
+        processes[0].turn().unwrap();
+        // Its part is to be copied to the other member.
+        processes[0].member.abandon().unwrap();
+        let error = processes[0].set(&values(0, 1, ELEMENTS)).unwrap_err();
+        assert!(matches!(error, Error::InFlight { .. }), "{error}");
+        // The news that the round is over come behind it.
+        for _ in 0..4 {
+            processes[0].turn().unwrap();
+        }
+        processes[0].set(&values(0, 1, ELEMENTS)).unwrap();
+    }
+
     fn a_member_that_is_killed_in_an_average_is_left_out_by_gpus<T: OfGpu>() {
         for turns in 0..20 {
             let mut processes = begun::<T>(&[true, true, false], options());
