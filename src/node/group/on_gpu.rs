@@ -70,7 +70,7 @@ pub(super) struct GroupGpu {
 /// Checks that a GPU does what such a group needs.
 ///
 /// # Errors
-/// It averages checksums, or more members than a kernel takes.
+/// It would compute checksums, or average more members than a kernel takes.
 pub(super) fn check(members: usize, checksums: bool) -> Result<(), Error> {
     if checksums {
         return Err(GpuError::OnGpu { operation: "compute the checksums of a group's parts" }.into());
