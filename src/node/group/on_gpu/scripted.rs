@@ -82,7 +82,10 @@ mod tests {
         fn set(&mut self, values: &[f32]) -> Result<(), Error> {
             match &self.side {
                 Some(side) => side.set(&mut self.member, values),
-                None => Ok(self.member.parameters_mut()?.copy_from_slice(values)),
+                None => {
+                    self.member.parameters_mut()?.copy_from_slice(values);
+                    Ok(())
+                }
             }
         }
 
