@@ -9,6 +9,8 @@ mod digits;
 mod dma_bufs;
 #[path = "gpu/folds.rs"]
 mod folds;
+#[path = "gpu/groups.rs"]
+mod groups;
 #[path = "gpu/litmus.rs"]
 mod litmus;
 #[path = "gpu/measures.rs"]

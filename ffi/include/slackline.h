@@ -2642,7 +2642,8 @@ slackline_status slackline_group_listen(const char *address,
  * Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
  * of this member is the number of this worker. `options` may be NULL; `secret`, `secret_file` and `encrypt` in it are
  * not looked at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has
- * returned. The group is the caller's, to be destroyed before the job is; on failure it is NULL.
+ * returned. The group is the caller's, to be destroyed before the job is; on failure it is NULL. A job with a GPU that
+ * would have the parameters there is `SLACKLINE_STATUS_UNSUPPORTED`: leave its GPU out.
  */
 slackline_status slackline_job_group(const struct slackline_job *job,
                                      size_t elements,

@@ -259,6 +259,7 @@ fn group_status(error: &GroupError) -> Status {
             Status::Deadline
         }
         GroupError::CutOff { .. } => Status::Evicted,
+        GroupError::NotCopied { .. } => Status::System,
         GroupError::Foreign { .. } | GroupError::Disagree { .. } => Status::BadArgument,
         _ => Status::Internal,
     }

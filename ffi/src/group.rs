@@ -253,7 +253,8 @@ pub unsafe extern "C" fn slackline_group_listen(
 /// Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
 /// of this member is the number of this worker. `options` may be NULL; `secret`, `secret_file` and `encrypt` in it are
 /// not looked at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has
-/// returned. The group is the caller's, to be destroyed before the job is; on failure it is NULL.
+/// returned. The group is the caller's, to be destroyed before the job is; on failure it is NULL. A job with a GPU that
+/// would have the parameters there is `SLACKLINE_STATUS_UNSUPPORTED`: leave its GPU out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_group(
     job: *const slackline_job,
@@ -266,6 +267,8 @@ pub unsafe extern "C" fn slackline_job_group(
         let options = unsafe { sized_or_default(options, "options")? }.translate();
         // SAFETY: the contract.
         let member = unsafe { with(job, |job| Ok(job.group(elements, options)?))? };
+        // Those on the GPU of the job are refused by name: C has no calls for them.
+        member.parameters()?;
         Ok(Grouping { state: State::Member(Box::new(member)), address: CString::default(), elements })
     };
     // SAFETY: the contract.

@@ -48,7 +48,7 @@ impl<C: Conversation> JobMember<C> {
         let address = self.transports.listen_at(kinds)?;
         let (transports, rank) = (self.transports.open(), self.role_rank as usize);
         let listener = GroupMember::listen(transports, &address, rank, workers, elements, options)?;
-        self.announce(flatten(listener.address()), None); // averages are in host memory
+        self.announce(flatten(listener.address()), None); // others write into host memory
         let deadline = deadline_after(plan.timeout);
         let mut choices = self.reach(MemberRole::Worker, workers, plan.transport, plan.timeout)?;
         let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();

@@ -136,11 +136,12 @@ impl Job {
     }
 
     /// The same with a GPU, named before this process serves or connects. A server has its frames, slots and states
-    /// there and folds there; a worker publishes out of it ([`JobStep::publish_from_gpu`]). Processes of one host map
-    /// each other's memory. Those of others are reached by RDMA, whose devices read and write memory of GPUs themselves
-    /// where they and the drivers can, or by way of host memory, by RDMA or TCP. So is a worker on the host of the
-    /// server that names no GPU or does not see the server's (`CUDA_VISIBLE_DEVICES`). With a GPU that
-    /// [requires](Gpu::require_gpudirect) a direct way, ways that stage are passed over.
+    /// there and folds there; a worker publishes out of it ([`JobStep::publish_from_gpu`]); a member of a group
+    /// ([`group`](Self::group)) has its parameters there. Processes of one host map each other's memory. Those of
+    /// others are reached by RDMA, whose devices read and write memory of GPUs themselves where they and the drivers
+    /// can, or by way of host memory, by RDMA or TCP. So is a worker on the host of the server that names no GPU or
+    /// does not see the server's (`CUDA_VISIBLE_DEVICES`). With a GPU that [requires](Gpu::require_gpudirect) a direct
+    /// way, ways that stage are passed over.
     ///
     /// A server whose devices do not reach its GPU is reached over TCP from other hosts, and by RDMA only where the
     /// plan asks for that alone ([`JobPlan::transport`]). Then its payloads are in host memory, and it folds by

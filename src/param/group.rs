@@ -24,7 +24,9 @@ use crate::kernel;
 use crate::mem::{
     LocalSlice, MemoryRegion, OutOfBounds, PAGE_SIZE, RemoteSlice, Streaming, VolatileSlice, fence,
 };
-use crate::transport::{Endpoint, Flags, Inline, Operation, PostError, WorkRequest, WorkRequestId};
+use crate::transport::{
+    Endpoint, Flags, Inline, Operation, PayloadSlice, PostError, WorkRequest, WorkRequestId,
+};
 
 /// Most members of a group: a bit for each must fit one line.
 pub const MAX_MEMBERS: usize = LINE * 8;
@@ -301,6 +303,18 @@ impl GroupInbox {
         Some(self.area(area).subslice(0, bytes))
     }
 
+    /// The first `bytes` of an area, for a copy that takes a while.
+    ///
+    /// # Errors
+    /// The area is not so long.
+    pub fn slice(&self, area: GroupArea, bytes: usize) -> Result<LocalSlice, OutOfBounds> {
+        let available = self.layout.area_bytes();
+        if bytes > available {
+            return Err(OutOfBounds { offset: 0, len: bytes as u64, available: available as u64 });
+        }
+        self.areas.slice(area as usize * available, bytes)
+    }
+
     /// All of an area.
     pub fn area(&self, area: GroupArea) -> VolatileSlice<'_> {
         let bytes = self.layout.area_bytes();
@@ -365,8 +379,9 @@ impl GroupOutbox {
         endpoint: &mut impl Endpoint,
         area: GroupArea,
         header: PartHeader,
-        payload: LocalSlice,
+        payload: impl Into<PayloadSlice>,
     ) -> Result<(), PostError> {
+        let payload = payload.into();
         let (at, sequence) = (area.header(), self.sequences[area as usize]);
         let (odd, even) = (sequence + 1, sequence + 2);
         let header = PartHeader { sequence: odd, ..header };
@@ -380,7 +395,7 @@ impl GroupOutbox {
             let RemoteSlice { key, offset, .. } = self.areas;
             let offset = offset + (area as usize * self.layout.area_bytes()) as u64;
             let remote = RemoteSlice { key, offset, len: payload.len() as u64 };
-            let operation = Operation::Write { local: payload, remote, streaming: Streaming::ByLength };
+            let operation = payload.write(remote, Streaming::ByLength);
             endpoint.post(&[begin, WorkRequest::unsignalled(0, operation), whole, announce])?;
         }
         self.sequences[area as usize] = even;

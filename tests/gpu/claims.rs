@@ -57,6 +57,7 @@ macro_rules! tests_of_claims {
             folds_are_within_a_millionth_of_float64,
             halves_are_published_with_the_bits_that_processors_make,
             dma_bufs_have_the_whole_of_what_they_are_of_and_are_given_back,
+            a_group_on_a_gpu_has_the_bits_of_processors,
             digits_folded_on_a_gpu_become_the_parameters_of_processors,
             digits_learnt_on_a_gpu_have_the_losses_of_processors,
         }
@@ -76,6 +77,7 @@ pub(crate) use super::digits::{
 };
 pub(crate) use super::dma_bufs::dma_bufs_have_the_whole_of_what_they_are_of_and_are_given_back;
 pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
+pub(crate) use super::groups::a_group_on_a_gpu_has_the_bits_of_processors;
 pub(crate) use super::litmus::{
     no_version_is_torn_from_gpu_to_gpu, no_version_is_torn_from_gpu_to_host,
     no_version_is_torn_from_host_to_gpu, no_version_of_a_kernel_that_publishes_is_torn,

@@ -1,6 +1,9 @@
 //! The other process of the programs that run on a GPU: it publishes, reads or serves as the lines of its standard
 //! input say, and answers each with a line. It ends with its standard input.
 
+#[path = "member.rs"]
+pub(crate) mod member;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -47,7 +50,8 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts `program` as the other process. The roles are `publish`, `publish-lent` (with frames in memory that it
     /// has allocated itself) and `publish-host` over shared memory, `publish-tcp`, `serve`, `serve-tcp` and, with the
-    /// address of a publisher behind it, `read`; `bytes` are those of a version.
+    /// address of a publisher behind it, `read`, or, with those of the other members, `group` and `group-tcp`; `bytes`
+    /// are those of a version.
     pub(crate) fn start(mut program: Command, role: &str, bytes: usize) -> Outcome<Peer> {
         program.env(ROLE, format!("{bytes} {role}")).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.spawn()?;
@@ -107,6 +111,10 @@ pub(crate) fn serve(gpu: &Gpu) -> Outcome<bool> {
         ("publish-tcp", _) => publish(gpu, bytes, Tcp::new().with_gpu(gpu), tcp)?,
         ("serve", _) => serve_gradients(bytes, Shm::new().with_gpu(gpu), &Address::random())?,
         ("serve-tcp", _) => serve_gradients(bytes, Tcp::new(), &tcp)?,
+        ("group", others) => {
+            group(gpu, Shm::new().with_gpu(gpu), Address::random(), others)?;
+        }
+        ("group-tcp", others) => group(gpu, Tcp::new().with_gpu(gpu), tcp, others)?,
         ("read", address) => read(gpu, bytes, &address.parse()?)?,
         _ => return Err(format!("there is no role {role}").into()),
     }
@@ -280,6 +288,13 @@ fn serve_gradients<T: Transport>(bytes: usize, transport: T, address: &Address) 
         while !server.drive(|_| is_over.load(Relaxed), PATIENCE)? {}
         Ok(())
     })
+}
+
+/// A member of a group, which says at the end that all its means were right.
+fn group<T: Transport>(gpu: &Gpu, transport: T, own: Address, others: &str) -> Outcome<()> {
+    member::join(gpu, transport, own, others, || answer(""))?;
+    let _line = next_line();
+    answer("it has the bits of processors")
 }
 
 /// A reader into memory of the GPU: says the number of the newest version and the byte that fills it, or that several

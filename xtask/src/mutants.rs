@@ -170,6 +170,16 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "seed 0, round",
     ),
     (
+        "group_mean_before_its_copies",
+        "node::group::on_gpu::scripted::tests::parameters_are_sent_once_the_gpu_has_them_and_not_before",
+        "the GPU has copied nothing",
+    ),
+    (
+        "group_mean_before_its_copies",
+        "node::group::on_gpu::scripted::tests::a_mean_is_sent_once_the_gpu_has_made_it_and_not_before",
+        "the GPU has averaged nothing",
+    ),
+    (
         "pull_over_gpu_copy",
         "node::worker::gpu::tests::parameters_that_a_gpu_copies_are_not_replaced",
         "the GPU still copies",

@@ -8,6 +8,8 @@ mod digits;
 mod dma_bufs;
 #[path = "../../../tests/gpu/folds.rs"]
 mod folds;
+#[path = "../../../tests/gpu/groups.rs"]
+mod groups;
 #[path = "../../../tests/gpu/litmus.rs"]
 mod litmus;
 #[path = "../../../tests/gpu/measures.rs"]

@@ -67,6 +67,15 @@ pub enum GroupError {
         /// This member.
         rank: usize,
     },
+    /// A GPU of this process did not copy this member's part to another one. The others go on without this member.
+    #[error(
+        "a GPU of this process did not copy a part to member {rank}, and the group goes on without this member; {}",
+        remedy_of(self)
+    )]
+    NotCopied {
+        /// The rank of the member that was to get the part.
+        rank: usize,
+    },
     /// Another member takes part in the same round with another group.
     #[error("member {rank} averages round {round} in another group than this one: {}", remedy_of(self))]
     Disagree {
@@ -82,9 +91,10 @@ impl Diagnostic for GroupError {
         match self {
             GroupError::Absent { .. } | GroupError::Foreign { .. } => "meeting the group",
             GroupError::Unheard { .. } => "leaving the group",
-            GroupError::Deadline { .. } | GroupError::CutOff { .. } | GroupError::Disagree { .. } => {
-                "averaging in a group"
-            }
+            GroupError::Deadline { .. }
+            | GroupError::CutOff { .. }
+            | GroupError::NotCopied { .. }
+            | GroupError::Disagree { .. } => "averaging in a group",
         }
     }
 
@@ -95,6 +105,9 @@ impl Diagnostic for GroupError {
             GroupError::Unheard { .. } => "there is nothing to do".into(),
             GroupError::CutOff { .. } => {
                 "its parameters are its own from here on, so start it again with the others".into()
+            }
+            GroupError::NotCopied { .. } => {
+                "look at its log for the driver's error, and start it again with the others".into()
             }
             GroupError::Disagree { .. } => "give all members of a group the same list".into(),
             GroupError::Foreign { .. } => return None,

@@ -4,13 +4,12 @@ use std::task::Poll;
 
 use super::heartbeat::GroupHeartbeat;
 use super::peer::GroupPeer;
-use super::{GroupError, GroupMember, GroupOptions};
+use super::{GroupError, GroupMember, GroupMemory, GroupOptions};
 use crate::diagnostic::Diagnostic;
 use crate::mem::Access;
 use crate::node::Error;
 use crate::node::runtime::{Runtime, complete};
 use crate::node::wait::{WaitTurn, wait};
-use crate::node::worker::private;
 use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS};
 use crate::time::{Duration, Instant, Silence};
 use crate::transport::{Address, ConnectError, Connecting, Endpoint, Incoming, Listener, Offer, Transport};
@@ -89,6 +88,10 @@ impl<T: Transport> GroupListener<T> {
                 "0",
                 "every member would be taken for dead; three seconds are usual",
             ));
+        }
+        #[cfg(feature = "cuda")]
+        if transport.gpu().is_some() {
+            super::on_gpu::check(members, options.checksums)?;
         }
         let terms = GroupHello {
             run: options.run,
@@ -190,8 +193,7 @@ impl<T: Transport> GroupListener<T> {
     }
 
     fn finish(self, claims: Claims<T>) -> Result<GroupMember<T>, Error> {
-        let bytes = self.terms.layout.bytes() as u64;
-        let buffers = [private(&self.transport, bytes)?, private(&self.transport, bytes)?];
+        let memory = GroupMemory::new(&self.transport, self.terms.layout, self.peers.len())?;
         for (rank, claim) in claims.into_iter().enumerate() {
             if let Some(claim) = claim {
                 turn_away(claim.incoming, &taken(rank));
@@ -205,7 +207,7 @@ impl<T: Transport> GroupListener<T> {
             self.lease,
             self.heartbeat,
             self.peers,
-            buffers,
+            memory,
         ))
     }
 

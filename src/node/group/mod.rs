@@ -7,6 +7,9 @@
 mod error;
 mod heartbeat;
 mod join;
+mod memory;
+#[cfg(feature = "cuda")]
+mod on_gpu;
 mod peer;
 mod round;
 mod watch;
@@ -14,6 +17,7 @@ mod watch;
 pub use error::GroupError;
 use heartbeat::GroupHeartbeat;
 pub use join::GroupListener;
+use memory::GroupMemory;
 pub use peer::Absence;
 use peer::GroupPeer;
 use round::{Round, RoundPhase};
@@ -23,7 +27,6 @@ use smallvec::SmallVec;
 use super::Error;
 use super::runtime::{Runtime, complete};
 use super::wait::{WaitTurn, wait};
-use crate::mem::Buffer;
 use crate::param::{GroupHello, Ranks};
 use crate::scheme::Groups;
 use crate::time::{Duration, Instant};
@@ -117,14 +120,12 @@ pub struct GroupMember<T: Transport> {
     /// The other members by rank; `None` for this member itself.
     peers: Vec<Option<GroupPeer<T::Endpoint>>>,
     gone: Ranks,
-    /// One holds the parameters; in the other the next mean is put together, and then they swap: the
-    /// parameters are never a mixture.
-    buffers: [Buffer; 2],
-    current: usize,
+    memory: GroupMemory,
     round: Round,
     /// Rounds before this one are over.
     through: u64,
-    is_cut_off: bool,
+    /// Why the others go on without this member.
+    ended: Option<GroupError>,
     /// A member may have been silent only since this member has not seen all that has arrived.
     is_in_doubt: bool,
     /// True once the member leaves: what the others say of it then matters no more.
@@ -138,12 +139,20 @@ pub struct GroupMember<T: Transport> {
     checked: Instant,
 }
 
+const UNDER_WAY: &str = "a round is under way: wait for its end, or abandon it";
+
 /// Turns of the state machines in one poll, before its caller has its turn.
 const TURNS: usize = 8;
 
 impl<T: Transport> GroupMember<T> {
     /// Begins to listen at `address` as the member `rank` of `members`, each with `elements` parameters. Then
-    /// [`GroupListener::connect`] meets the others.
+    /// [`GroupListener::connect`] meets the others. Over a transport with a GPU
+    /// (`Shm::with_gpu`, say) the parameters of this member are there. Others may have theirs in host memory: the means
+    /// have the same bits.
+    ///
+    /// # Errors
+    /// An argument is out of its range, the address cannot be listened at, or a GPU is to average the parameters of
+    /// more than 256 members or to compute checksums.
     pub fn listen(
         transport: T,
         address: &Address,
@@ -162,7 +171,7 @@ impl<T: Transport> GroupMember<T> {
         lease: Duration,
         heartbeat: GroupHeartbeat,
         peers: Vec<Option<GroupPeer<T::Endpoint>>>,
-        buffers: [Buffer; 2],
+        memory: GroupMemory,
     ) -> Self {
         let round = Round::new(peers.len());
         GroupMember {
@@ -174,11 +183,10 @@ impl<T: Transport> GroupMember<T> {
             lease,
             peers,
             gone: Ranks::default(),
-            buffers,
-            current: 0,
+            memory,
             round,
             through: 0,
-            is_cut_off: false,
+            ended: None,
             is_in_doubt: false,
             is_leaving: false,
             statistics: GroupStatistics::default(),
@@ -222,17 +230,22 @@ impl<T: Transport> GroupMember<T> {
     }
 
     /// The parameters: this member's own, or the mean since the last round.
+    ///
+    /// # Errors
+    /// They are on a GPU (`GpuError::OnGpu`), or a copy of a GPU uses them.
     pub fn parameters(&self) -> Result<&[f32], Error> {
-        self.buffers[self.current].f32s().ok_or(Error::InFlight { what: "parameters" })
+        self.memory.values()
     }
 
     /// The parameters, to change them between rounds. They lie elsewhere after each round.
+    ///
+    /// # Errors
+    /// A round is under way, or what was abandoned of one is still on its way; as [`parameters`](Self::parameters).
     pub fn parameters_mut(&mut self) -> Result<&mut [f32], Error> {
         if !matches!(self.round.phase, RoundPhase::None | RoundPhase::Ended(_)) {
-            let reason = "a round is under way: wait for its end, or abandon it";
-            return Err(Error::OutOfTurn { operation: "change parameters", reason });
+            return Err(Error::OutOfTurn { operation: "change parameters", reason: UNDER_WAY });
         }
-        self.buffers[self.current].f32s_mut().ok_or(Error::InFlight { what: "parameters" })
+        self.memory.values_mut()
     }
 
     /// Checks that no round was made or is under way: the rounds of a training count from 0.
@@ -249,7 +262,9 @@ impl<T: Transport> GroupMember<T> {
     /// them), waiting at most `timeout`. Rounds are numbered upwards, the same everywhere; numbers may be left out.
     ///
     /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
-    /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up.
+    /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up. So it may after errors of a GPU
+    /// that has not made its copies by then (`GpuError::NotCopied`) or that refuses one. After a fault of the GPU drop
+    /// the member: the others go on once its connections end.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
         if matches!(self.round.phase, RoundPhase::None) || self.round.number != round {
             self.start_average(round, group)?;
@@ -261,8 +276,16 @@ impl<T: Transport> GroupMember<T> {
         });
         match complete(averaged)? {
             Some(averaged) => Ok(averaged),
-            None => Err(GroupError::Deadline { round, waited: timeout, missing: self.missing() }.into()),
+            None => Err(self.late(round, timeout)),
         }
+    }
+
+    fn late(&mut self, round: u64, waited: Duration) -> Error {
+        #[cfg(feature = "cuda")]
+        if let Some(late) = self.late_copies(waited) {
+            return late;
+        }
+        GroupError::Deadline { round, waited, missing: self.missing() }.into()
     }
 
     /// [`average`](Self::average) with the group that this member is in by `groups`: what carries out a
@@ -300,7 +323,7 @@ impl<T: Transport> GroupMember<T> {
             });
         }
         self.round.begin(round, group);
-        self.form()
+        self.begin().map(drop)
     }
 
     /// Does all work that needs no waiting: takes parts, sends parts, notices which members are gone. Returns the
@@ -312,8 +335,8 @@ impl<T: Transport> GroupMember<T> {
 
     /// The same, and leaves the outcome to [`take`](Self::take): true if it made progress.
     fn turn(&mut self, now: Instant) -> Result<bool, Error> {
-        if self.is_cut_off {
-            return Err(GroupError::CutOff { rank: self.rank() }.into());
+        if let Some(why) = &self.ended {
+            return Err(why.clone().into());
         }
         let is_averaging = !matches!(self.round.phase, RoundPhase::None | RoundPhase::Ended(_));
         let begun = *self.round.begun.get_or_insert(now);
@@ -342,14 +365,15 @@ impl<T: Transport> GroupMember<T> {
     /// had ended. They can be changed as soon as they are no longer being sent to any member.
     #[doc(hidden)]
     pub fn abandon(&mut self) -> Result<Option<Averaged>, Error> {
-        let is_open = matches!(self.round.phase, RoundPhase::Averaging | RoundPhase::Ending(_));
+        let is_averaging = matches!(self.round.phase, RoundPhase::Forming | RoundPhase::Averaging);
+        let is_open = is_averaging || matches!(self.round.phase, RoundPhase::Ending(_));
         if let Some(begun) = self.round.begun.filter(|_| is_open) {
             self.statistics.wait += self.now - begun;
         }
-        if self.round.phase == RoundPhase::Averaging {
+        if is_averaging {
             self.end(true);
         }
-        if !self.is_cut_off {
+        if self.ended.is_none() {
             self.attend(self.now)?;
         }
         let (RoundPhase::Ending(averaged) | RoundPhase::Ended(averaged)) = self.round.phase else {

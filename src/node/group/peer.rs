@@ -1,9 +1,8 @@
 //! Another member: the connection to it, what it writes here, and what is to be written there.
 
-use crate::mem::LocalSlice;
 use crate::param::{GONE_ID, GroupArea, GroupInbox, GroupOutbox, LEAVE_ID, PART_ID, PartHeader, Ranks};
 use crate::time::{Duration, Instant, Silence};
-use crate::transport::{Disconnected, Endpoint, PostError};
+use crate::transport::{CompletionError, Disconnected, Endpoint, PayloadSlice, PostError};
 
 /// The reason why a member is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +47,10 @@ pub(super) struct GroupPeer<E> {
     pub(super) absence: Option<Absence>,
     /// True if the last part that it wrote can never be taken.
     pub(super) is_wrong: bool,
+    /// True if a GPU of this process did not copy a part to it.
+    is_uncopied: bool,
     /// Parts that are to be written as soon as its queue has room, one of each area.
-    pub(super) parts: [Option<(PartHeader, LocalSlice)>; 2],
+    pub(super) parts: [Option<(PartHeader, PayloadSlice)>; 2],
     /// True if it is still to be told which members are gone.
     pub(super) gone_is_due: bool,
     /// True if it is still to be told which rounds are over.
@@ -75,6 +76,7 @@ impl<E: Endpoint> GroupPeer<E> {
             outbox,
             absence: None,
             is_wrong: false,
+            is_uncopied: false,
             parts: [None, None],
             gone_is_due: false,
             through_is_due: false,
@@ -106,6 +108,15 @@ impl<E: Endpoint> GroupPeer<E> {
     /// Returns whether the peer has closed the connection since it takes this member for gone.
     pub(super) fn has_left_out(&self) -> bool {
         self.endpoint.as_ref().and_then(Endpoint::close_code) == Some(LEFT_OUT)
+    }
+
+    /// Returns whether the connection has ended since a GPU of this process did not copy a part: the peer is not to
+    /// blame.
+    pub(super) fn is_lost_by_gpu(&mut self) -> bool {
+        while let Some(completion) = self.endpoint.as_mut().and_then(Endpoint::poll) {
+            self.is_uncopied |= completion.result == Err(CompletionError::Gpu);
+        }
+        self.is_uncopied
     }
 
     /// Returns whether the peer is alive, as far as is known.
@@ -143,9 +154,13 @@ impl<E: Endpoint> GroupPeer<E> {
     /// Returns whether all of a round that the peer was to get has arrived: what else is said to it needs no memory of
     /// the parameters.
     pub(super) fn has_all_parts(&self) -> bool {
-        self.parts.iter().all(Option::is_none)
-            && !self.through_is_due
-            && [GroupArea::Summand, GroupArea::Mean].iter().all(|area| !self.is_writing(*area))
+        !self.is_sent_parts() && !self.through_is_due
+    }
+
+    /// Returns whether a part is on its way to it, or is to be.
+    pub(super) fn is_sent_parts(&self) -> bool {
+        let is_writing = |area: &GroupArea| self.is_writing(*area);
+        self.parts.iter().any(Option::is_some) || [GroupArea::Summand, GroupArea::Mean].iter().any(is_writing)
     }
 
     /// Returns whether the peer is still to hear that this member leaves.
@@ -185,7 +200,8 @@ impl<E: Endpoint> GroupPeer<E> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
         while let Some(completion) = endpoint.poll() {
             progress = true;
-            if completion.result.is_err() {
+            if let Err(error) = completion.result {
+                self.is_uncopied = error == CompletionError::Gpu;
                 let refused = Disconnected { reason: "a write to its memory failed" };
                 return Err(Absence::Closed(endpoint.check().err().unwrap_or(refused)));
             }

@@ -4,18 +4,19 @@ use smallvec::SmallVec;
 
 use super::peer::Absence;
 use super::{Averaged, GroupError, GroupMember, GroupPeer};
-use crate::kernel;
-use crate::mem::{LocalSlice, Streaming, VolatileSlice};
+use crate::mem::{LocalSlice, VolatileSlice};
 use crate::node::Error;
 use crate::param::{GroupArea, GroupLayout, MAX_MEMBERS, PartHeader, Ranks, ranks_word};
 use crate::time::Instant;
-use crate::transport::Transport;
+use crate::transport::{PayloadSlice, Transport};
 
 /// The progress of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundPhase {
     /// There is none.
     None,
+    /// It begins once GPUs have made the copies that were asked for before it.
+    Forming,
     /// Parts come and go.
     Averaging,
     /// The round has ended with this outcome; parts that were written are still arriving.
@@ -39,8 +40,12 @@ pub(super) struct Round {
     index: usize,
     /// No part of an earlier view is on its way out of the memory that the mean is put together in.
     is_clear: bool,
+    /// This member's part of the mean is being made, out of the summands with the headers below.
+    is_summing: bool,
     /// This member's part of the mean is there.
     has_summed: bool,
+    /// For each part of the mean in the view: its header while a GPU copies it.
+    taking: Vec<Option<PartHeader>>,
     /// For each part of the mean in the view: whether it is there.
     means: Vec<bool>,
     /// Headers of the view's summands while they are summed; of this member's own there is none.
@@ -59,7 +64,9 @@ impl Round {
             view_word: 0,
             index: 0,
             is_clear: false,
+            is_summing: false,
             has_summed: false,
+            taking: Vec::with_capacity(members),
             means: Vec::with_capacity(members),
             summands: Vec::with_capacity(members),
             begun: None,
@@ -70,7 +77,7 @@ impl Round {
         self.group.clear();
         self.group.extend(group.iter().map(|rank| *rank as u16));
         self.group_word = ranks_word(&self.group);
-        (self.number, self.phase, self.begun) = (number, RoundPhase::Averaging, None);
+        (self.number, self.phase, self.begun) = (number, RoundPhase::Forming, None);
     }
 
     /// Begins the round again with the members of the group that are not gone.
@@ -82,7 +89,15 @@ impl Round {
         self.index = view.iter().position(|other| *other == rank).unwrap_or(0);
         self.means.clear();
         self.means.resize(view.len(), false);
-        (self.is_clear, self.has_summed) = (false, false);
+        self.taking.clear();
+        self.taking.resize(view.len(), None);
+        (self.is_clear, self.is_summing, self.has_summed) = (false, false, false);
+    }
+
+    /// What was begun to be copied or averaged, and is not there, is to begin again.
+    fn forget_work(&mut self) {
+        self.taking.fill(None);
+        self.is_summing = false;
     }
 
     /// The header of a part of this round, of `bytes`.
@@ -116,9 +131,30 @@ const WRONG_LENGTH: &str = "its part has another length than was agreed";
 const WRONG_CHECKSUM: &str = "its part does not match its checksum";
 
 impl<T: Transport> GroupMember<T> {
+    /// True once all that GPUs were asked for is made.
+    ///
+    /// # Errors
+    /// Work of this process on a GPU failed. What was begun of the round begins again.
+    pub(super) fn is_quiet(&mut self) -> Result<bool, Error> {
+        self.memory.is_quiet().inspect_err(|_| {
+            self.round.forget_work();
+            self.memory.forget_mean();
+        })
+    }
+
+    /// Begins the round that is to form, once the parameters are there. True if it has begun.
+    pub(super) fn begin(&mut self) -> Result<bool, Error> {
+        if self.is_quiet()? {
+            self.round.phase = RoundPhase::Averaging;
+            self.form()?;
+        }
+        Ok(self.round.phase != RoundPhase::Forming)
+    }
+
     /// Sends every member of the view its summand. Alone there is nothing to do.
-    pub(super) fn form(&mut self) -> Result<(), Error> {
+    fn form(&mut self) -> Result<(), Error> {
         self.round.form(self.terms.rank, self.gone);
+        self.memory.forget_mean();
         self.forget_parts();
         let members = self.round.view.len();
         if members == 1 {
@@ -128,9 +164,9 @@ impl<T: Transport> GroupMember<T> {
         for index in 0..members {
             let range = self.round.part(self.terms.layout, index);
             let mut header = self.round.header(range.len());
-            let payload = self.buffers[self.current].slice(range.start, range.len())?;
+            let payload = self.memory.parameters(range)?;
             let Some(peer) = &mut self.peers[usize::from(self.round.view[index])] else { continue };
-            if self.terms.checksums {
+            if let Some(payload) = payload.host().filter(|_| self.terms.checksums) {
                 header.checksum = header.checksum_of(payload.as_volatile());
             }
             peer.parts[GroupArea::Summand as usize] = Some((header, payload));
@@ -145,8 +181,14 @@ impl<T: Transport> GroupMember<T> {
 
     /// Takes what has come, and judges whether the rest can come. True if it got anywhere.
     pub(super) fn advance(&mut self) -> Result<bool, Error> {
-        if self.round.phase != RoundPhase::Averaging {
-            return Ok(self.settle());
+        match self.round.phase {
+            RoundPhase::Averaging => {}
+            RoundPhase::Forming => return self.begin(),
+            _ => return Ok(self.settle()),
+        }
+        // What a GPU copies and averages is there from then on, and what comes next depends on it.
+        if !self.is_quiet()? {
+            return Ok(false);
         }
         // The members that are gone were found out before the parts are looked at: all that they have written is
         // there by now.
@@ -164,7 +206,7 @@ impl<T: Transport> GroupMember<T> {
         let index = self.round.index;
         self.round.means[index] = self.round.has_summed;
         if self.round.means.iter().all(|there| *there) {
-            self.current = 1 - self.current;
+            self.memory.swap();
             self.end(false);
         } else {
             self.judge()?;
@@ -196,8 +238,7 @@ impl<T: Transport> GroupMember<T> {
                 continue;
             }
             let range = self.round.part(self.terms.layout, index);
-            let to = self.buffers[1 - self.current].slice(range.start, range.len())?;
-            match self.take_mean(rank, to) {
+            match self.take_mean(index, rank, range)? {
                 PartTaken::Yes => self.round.means[index] = true,
                 PartTaken::No => {}
                 PartTaken::Wrong(how) => self.reject(rank, how),
@@ -206,25 +247,43 @@ impl<T: Transport> GroupMember<T> {
         Ok(())
     }
 
-    fn take_mean(&mut self, rank: usize, to: LocalSlice) -> PartTaken {
-        let Some(peer) = &self.peers[rank] else { return PartTaken::No };
+    fn take_mean(
+        &mut self,
+        index: usize,
+        rank: usize,
+        range: std::ops::Range<usize>,
+    ) -> Result<PartTaken, Error> {
+        let Some(peer) = &self.peers[rank] else { return Ok(PartTaken::No) };
         let area = GroupArea::Mean;
-        let header = peer.inbox.header(area).filter(|header| self.round.is_of(header));
-        let Some(header) = header else { return PartTaken::No };
-        let Some(payload) = peer.inbox.payload(area, header.bytes).filter(|from| from.len() == to.len())
-        else {
-            return PartTaken::Wrong(WRONG_LENGTH);
+        let header = match self.round.taking[index].take() {
+            // It was copied meanwhile.
+            Some(header) => header,
+            None => {
+                let header = peer.inbox.header(area).filter(|header| self.round.is_of(header));
+                let Some(header) = header else { return Ok(PartTaken::No) };
+                if header.bytes != range.len() as u64 {
+                    return Ok(PartTaken::Wrong(WRONG_LENGTH));
+                }
+                if !self.memory.take(peer.inbox.slice(area, range.len())?, range.clone())? {
+                    self.round.taking[index] = Some(header);
+                    return Ok(PartTaken::No);
+                }
+                header
+            }
         };
-        to.as_volatile().copy_from(payload, Streaming::ByLength);
-        let is_right = self.is_right(&header, to.as_volatile());
-        if !peer.inbox.is_still(area, header.sequence) {
+        let is_right = match self.memory.next(range)? {
+            PayloadSlice::Host(to) => self.is_right(&header, to.as_volatile()),
+            // There are no checksums.
+            PayloadSlice::Gpu(_) => true,
+        };
+        Ok(if !peer.inbox.is_still(area, header.sequence) {
             self.statistics.retries += 1;
             PartTaken::No
         } else if is_right {
             PartTaken::Yes
         } else {
             PartTaken::Wrong(WRONG_CHECKSUM)
-        }
+        })
     }
 
     /// Returns whether a part is what its author meant, where checksums were agreed.
@@ -249,42 +308,32 @@ impl<T: Transport> GroupMember<T> {
     /// Averages this member's part once all summands are there, in order of rank, and sends it to the others.
     fn sum(&mut self) -> Result<(), Error> {
         let range = self.round.part(self.terms.layout, self.round.index);
-        let own = self.buffers[self.current].slice(range.start, range.len())?;
-        let mean = self.buffers[1 - self.current].slice(range.start, range.len())?;
-        self.round.summands.clear();
-        for index in 0..self.round.view.len() {
-            let rank = usize::from(self.round.view[index]);
-            let header = match &self.peers[rank] {
-                None => PartHeader::default(),
-                Some(_) => match self.summand(rank) {
-                    None => return Ok(()),
-                    Some(header) if header.bytes == own.len() as u64 => header,
-                    Some(_) => {
-                        self.reject(rank, WRONG_LENGTH);
-                        return Ok(());
-                    }
-                },
-            };
-            self.round.summands.push(header);
+        if !self.round.is_summing {
+            self.round.is_summing = self.has_summands(range.len());
+        }
+        if !self.round.is_summing {
+            return Ok(());
         }
         let payload = |rank: &u16| match &self.peers[usize::from(*rank)] {
-            None => own.as_volatile(),
-            Some(peer) => peer.inbox.area(GroupArea::Summand).subslice(0, own.len()),
+            None => Ok(None),
+            Some(peer) => peer.inbox.slice(GroupArea::Summand, range.len()).map(Some),
         };
         // Room for all that there can be.
-        let summands: SmallVec<[VolatileSlice<'_>; MAX_MEMBERS]> =
-            self.round.view.iter().map(payload).collect();
-        kernel::mean(&summands, mean.as_volatile());
+        let summands = self.round.view.iter().map(payload);
+        let summands: SmallVec<[Option<LocalSlice>; MAX_MEMBERS]> = summands.collect::<Result<_, _>>()?;
+        if !self.memory.average(&summands, range.clone())? {
+            return Ok(());
+        }
+        self.round.is_summing = false;
         let parts = self.round.summands.iter().zip(&summands);
         let torn = self.round.view.iter().zip(parts).find_map(|(rank, (header, payload))| {
             let inbox = &self.peers[usize::from(*rank)].as_ref()?.inbox;
-            let is_right = self.is_right(header, *payload);
+            let is_right = self.is_right(header, payload.as_ref()?.as_volatile());
             // A member that gave the round up, or begins it again without another member, may have written
             // meanwhile.
             let is_still = inbox.is_still(GroupArea::Summand, header.sequence);
             (!is_right || !is_still).then_some((usize::from(*rank), is_still))
         });
-        drop(summands);
         match torn {
             None => {}
             Some((rank, true)) => {
@@ -297,13 +346,35 @@ impl<T: Transport> GroupMember<T> {
             }
         }
         self.round.has_summed = true;
+        let mean = self.memory.next(range)?;
         self.send_mean(mean);
         Ok(())
     }
 
-    fn send_mean(&mut self, mean: LocalSlice) {
+    /// Returns whether all summands of so many bytes are there, and notes their headers.
+    fn has_summands(&mut self, bytes: usize) -> bool {
+        self.round.summands.clear();
+        for index in 0..self.round.view.len() {
+            let rank = usize::from(self.round.view[index]);
+            let header = match &self.peers[rank] {
+                None => PartHeader::default(),
+                Some(_) => match self.summand(rank) {
+                    None => return false,
+                    Some(header) if header.bytes == bytes as u64 => header,
+                    Some(_) => {
+                        self.reject(rank, WRONG_LENGTH);
+                        return false;
+                    }
+                },
+            };
+            self.round.summands.push(header);
+        }
+        true
+    }
+
+    fn send_mean(&mut self, mean: PayloadSlice) {
         let mut header = self.round.header(mean.len());
-        if self.terms.checksums {
+        if let Some(mean) = mean.host().filter(|_| self.terms.checksums) {
             header.checksum = header.checksum_of(mean.as_volatile());
         }
         for rank in &self.round.view {

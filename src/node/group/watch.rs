@@ -107,6 +107,9 @@ impl<T: Transport> GroupMember<T> {
     /// A connection is lost. Its other side may have said why before; and if this member was stopped for so long that
     /// others may have taken it for dead, that is why.
     fn lose(&mut self, rank: usize, absence: Absence) -> Result<(), Error> {
+        if !self.is_leaving && self.peers[rank].as_mut().is_some_and(GroupPeer::is_lost_by_gpu) {
+            return Err(self.withdraw(GroupError::NotCopied { rank }));
+        }
         self.adopt(rank)?;
         let peer = self.peers[rank].as_ref();
         let has_left = peer.is_some_and(|peer| peer.inbox.has_left());
@@ -142,10 +145,15 @@ impl<T: Transport> GroupMember<T> {
     }
 
     fn cut_off(&mut self) -> Error {
-        tracing::warn!(rank = self.rank(), "the group has cut this member off");
-        self.is_cut_off = true;
+        self.withdraw(GroupError::CutOff { rank: self.rank() })
+    }
+
+    /// The others go on without this member: it ends all connections, and says why from here on.
+    fn withdraw(&mut self, why: GroupError) -> Error {
+        tracing::warn!(%why, rank = self.rank(), "this member is out of the group");
+        self.ended = Some(why.clone());
         self.peers.iter_mut().flatten().for_each(GroupPeer::close);
-        GroupError::CutOff { rank: self.rank() }.into()
+        why.into()
     }
 }
 
