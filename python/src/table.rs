@@ -31,7 +31,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    fn new(name: String, dtype: &'static Dtype, shape: &[usize], offset: usize) -> Spec {
+    pub(crate) fn new(name: String, dtype: &'static Dtype, shape: &[usize], offset: usize) -> Spec {
         let shape: Vec<isize> = shape.iter().map(|side| *side as isize).collect();
         let lent_shape = match dtype.is_packed() {
             true => vec![(shape.iter().product::<isize>() * dtype.bits as isize + 7) / 8],
