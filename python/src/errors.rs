@@ -106,6 +106,11 @@ impl Failure {
         Failure::new(Class::OutOfTurn, operation, cause, remedy)
     }
 
+    /// True if the time was over, so that the same call may succeed later.
+    pub(crate) fn is_late(&self) -> bool {
+        self.class == Class::Deadline
+    }
+
     fn raise(self, py: Python<'_>) -> PyResult<PyErr> {
         let details = PyDict::new(py);
         details.set_item("operation", self.operation)?;

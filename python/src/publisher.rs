@@ -216,7 +216,9 @@ impl PyPublisher {
     ) -> PyResult<Frame> {
         let tag = tag(step, label.as_ref())?;
         let drafting = self.publishing.draft(py, Deadline::after(timeout)?)?;
-        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag, recorded)?)
+        let frame = Frame::new(Arc::clone(&self.layout), drafting, tag, recorded)?;
+        self.publishing.lends(&frame);
+        Ok(frame)
     }
 
     /// Waits until so many readers (without a number: as many as are in when the call begins, less those that leave or
