@@ -11,7 +11,7 @@ use slackline::{Error, Mixed, ShardOptions, Tables, Version};
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::publisher::{PyPublisher, differences};
-use crate::wait::{idle as way_to_idle, timeout as seconds};
+use crate::wait::{idle as way_to_idle, time};
 
 /// One address at which several publishers serve a table each, by name: the weights of a model and its adapters, say.
 /// Each table has tensors, versions, readers and options of its own; `Reader(tables.address, table=name)` reads it.
@@ -83,7 +83,7 @@ impl PyTables {
         let memory = ShardOptions {
             frames,
             peers: readers,
-            lease: seconds(lease)?,
+            lease: time("lease", lease)?,
             checksums,
             idle: way_to_idle(idle)?,
             ..ShardOptions::default()
