@@ -1,6 +1,6 @@
-//! What the buffer protocol hands out. PyO3's own buffers refuse those without a dimension (scalars), or without strides
-//! (arrays of ctypes).
-#![allow(unsafe_code, reason = "the interpreter fills in a buffer and takes it back, and it is read by pointers")]
+//! What the buffer protocol hands out. PyO3's own buffers refuse those without a dimension (scalars), or without
+//! strides (arrays of ctypes).
+#![allow(unsafe_code, reason = "the buffer protocol fills in pointers")]
 
 use std::ffi::CStr;
 use std::ptr::NonNull;

@@ -38,7 +38,12 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 impl Publishing {
     pub(crate) fn new(publisher: BackgroundPublisher<NamedFabric>) -> Publishing {
         let publisher = Mutex::new(Some(Arc::new(publisher)));
-        Publishing { publisher, guard: ForkGuard::new(), closing: Closing::default(), frame: Mutex::default() }
+        Publishing {
+            publisher,
+            guard: ForkGuard::new(),
+            closing: Closing::default(),
+            frame: Mutex::default(),
+        }
     }
 
     /// The publisher. Fails if it is closed, or if this process is a fork of the one that made it.

@@ -50,8 +50,8 @@ type Brought = Result<Pulled, Failure>;
 /// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
 /// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to
 /// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
-/// pulled. `secret` is bytes or the path of a file, the job's or that of `reading_secret`; without it the environment's
-/// is taken.
+/// pulled; a pin is of the whole table all the same. `secret` is bytes or the path of a file, the job's or that of
+/// `reading_secret`; without it the environment's is taken.
 ///
 /// `table` is the name of the table to read where the address has several (`Tables`). With `checksums` each copy of a
 /// whole table is compared with the publisher's checksum, where it makes one (`Publisher(checksums=True)`): one more
@@ -367,7 +367,8 @@ impl PyReader {
                 Layout::of(reader.copied_table())?
             }
         };
-        let (shared, staged) = (Arc::new(Shared::new(reader, checksums, gpu.clone())), Mutex::new(Staging::None));
+        let (shared, staged) =
+            (Arc::new(Shared::new(reader, checksums, gpu.clone())), Mutex::new(Staging::None));
         Ok(PyReader { shared, layout, whole, address: address.into(), staged, gpu })
     }
 
@@ -394,8 +395,8 @@ impl PyReader {
     /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is
     /// at least the newest of when the call began. Both mean the newest of the owner that is read from: behind a relay
     /// that has lost its publisher, the newest of that relay. `min_version` waits for that version or a newer one,
-    /// `version` for that version and no other, and excludes the other two. A version that was pulled before and is good
-    /// enough is not copied again.
+    /// `version` for that version and no other, and excludes the other two. A version that was pulled before and is
+    /// good enough is not copied again.
     ///
     /// `into` is a mapping of all names to writable arrays in C order, which are written; the snapshot then looks at
     /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
@@ -438,7 +439,8 @@ impl PyReader {
 
     /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
     /// publisher leaves it as it is until the block ends; then its arrays raise. Shared memory only: elsewhere
-    /// Unsupported. The arguments are those of `pull`.
+    /// Unsupported. The arguments are those of `pull`. It is the whole table, also of a reader with `select`. Once the
+    /// block has ended, and the version was as it was until then, `Publisher.wait` counts it as held by this reader.
     ///
     /// An array (of numpy, say) that looks at the pinned memory and is still alive at the end of the block is a
     /// BufferError; the version stays pinned until the array is gone. A process that is silent for longer than the
@@ -490,7 +492,9 @@ impl PyReader {
         let mut staged = self.staged();
         // Another thread may have been first.
         let begun = match &*staged {
-            Staging::None => self.begin_staging(request, deadline).map(|begun| *staged = Staging::There(begun)),
+            Staging::None => {
+                self.begin_staging(request, deadline).map(|begun| *staged = Staging::There(begun))
+            }
             Staging::There(_) | Staging::Awaited => Err(occupied()),
         };
         drop(staged);

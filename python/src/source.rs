@@ -77,10 +77,17 @@ pub(crate) struct Foreign {
 
 /// What keeps the memory of an array.
 enum Owner {
-    Buffer { _buffer: Buffer },
-    Tensor { _tensor: Incoming },
+    Buffer {
+        _buffer: Buffer,
+    },
+    Tensor {
+        _tensor: Incoming,
+    },
     /// An object, and its array interface: for scalars numpy makes a copy that the interface alone keeps.
-    Object { _object: Py<PyAny>, _interface: Py<PyAny> },
+    Object {
+        _object: Py<PyAny>,
+        _interface: Py<PyAny>,
+    },
 }
 
 // SAFETY: the memory of a buffer or a tensor may be used by any thread, and what owns it is Send.

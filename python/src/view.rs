@@ -187,9 +187,9 @@ impl ArrayView {
         py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
     }
 
-    /// Writes elements: `view[...] = values`, as numpy does, which it needs. Where numpy has no such type (bfloat16, the
-    /// 8-bit floats), the values are an array of the view's type (of ml_dtypes or torch), or of its bits as unsigned
-    /// integers; anything else is LayoutMismatch. Raises ValueError if the view is read-only.
+    /// Writes elements: `view[...] = values`, as numpy does, which it needs. Where numpy has no such type (bfloat16,
+    /// the 8-bit floats), the values are an array of the view's type (of ml_dtypes or torch), or of its bits as
+    /// unsigned integers; anything else is LayoutMismatch. Raises ValueError if the view is read-only.
     fn __setitem__(slf: &Bound<'_, Self>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let array = Self::numpy(slf)?;
         match slf.get().spec.dtype.is_native {
