@@ -130,11 +130,11 @@ def test_memory_that_an_array_interface_alone_keeps_is_read_while_it_is_there() 
 
 
 def test_arrays_of_ctypes_and_memory_without_a_dimension_are_taken(transport: str) -> None:
-    rows = (ctypes.c_float * 3 * 2)((1, 2, 3), (4, 5, 6))
-    given = {"rows": rows, "one": memoryview(ctypes.c_int64(5))}
+    two_rows: Any = ctypes.c_float * 3 * 2
+    given = {"rows": two_rows((1, 2, 3), (4, 5, 6)), "one": memoryview(ctypes.c_int64(5))}
     with slackline.Publisher(given, transport=transport) as publisher:
         publisher.publish(given)
-        into = (ctypes.c_float * 3 * 2)()
+        into = two_rows()
         with slackline.Reader(publisher.address) as reader:
             snapshot = reader.pull({"rows": into, "one": np.zeros((), "int64")})
             assert (snapshot["one"].shape, int(snapshot["one"].numpy())) == ((), 5)

@@ -211,8 +211,8 @@ def test_the_last_line_of_a_process_that_was_killed_is_left_out_and_told(pair: P
     trace = tmp_path / "trace.jsonl"
     for cut in (certificate[:1], certificate[:-1], certificate[:40], "\0\0\0"):
         trace.write_text(f"{publication}\n{certificate}\n{cut}")
-        with trace.open() as lines:
-            verdict = slackline.check(lines)
+        with trace.open() as file:
+            verdict = slackline.check(file)
         assert (verdict.verified, verdict.violations, verdict.unfinished) == (1, [], 3)
         # With its end, or before another line, it is no record.
         for lines in ([publication, f"{cut}\n"], [cut, certificate]):

@@ -194,7 +194,7 @@ def test_a_selection_of_a_tensor_that_is_not_there_names_it() -> None:
     with slackline.Publisher(TABLE) as publisher:
         for select in (["nope"], {"nope": None}, {"nope": (slice(0, 2),)}):
             with pytest.raises(slackline.LayoutMismatch, match="nope"):
-                slackline.Reader(publisher.address, select=select)  # type: ignore[arg-type]
+                slackline.Reader(publisher.address, select=select)
 
 
 def test_a_tensor_that_no_memory_holds_is_refused_with_its_name() -> None:

@@ -421,7 +421,8 @@ def test_a_version_by_its_number_excludes_other_bounds(pair: Pair) -> None:
     publisher, reader = pair
     publisher.publish(version(1))
     for read in (reader.pull, reader.prefetch):
-        for bound in ({"max_staleness": 0}, {"min_version": 1}, {"max_staleness": 3, "min_version": 9}):
+        bounds: list[dict[str, Any]] = [{"max_staleness": 0}, {"min_version": 1}, {"max_staleness": 3, "min_version": 9}]
+        for bound in bounds:
             with pytest.raises(slackline.BadOption, match="give `version` alone"):
                 read(version=1, **bound)
     reader.prefetch(version=1, min_version=0)
