@@ -71,6 +71,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/transport/verbs/",
     "src/cuda/",
     "ffi/src/",
+    "python/src/buffer.rs",
     "python/src/device.rs",
     "python/src/dlpack.rs",
     "python/src/into.rs",

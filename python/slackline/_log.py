@@ -17,12 +17,12 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def enable_logging(level: int | None = None) -> None:
+def enable_logging(level: int | str | None = None) -> None:
     """Hand the library's log to the loggers `slackline...` of the module `logging`.
 
-    `level` is one of `logging`'s; without it, that of the logger `slackline` now. Lines below it are never made. A
-    further call changes the level. The logger of a line is named after the module that it comes from, such as
-    `slackline.node.server`, and `logging` decides where it goes::
+    `level` is one of `logging`'s, by its number or its name; without it, that of the logger `slackline` now. Lines
+    below it are never made. A further call changes the level. The logger of a line is named after the module that it
+    comes from, such as `slackline.node.server`, and `logging` decides where it goes::
 
         import logging, slackline
         logging.basicConfig(level=logging.INFO)
@@ -34,7 +34,7 @@ def enable_logging(level: int | None = None) -> None:
 
     A process that was forked from this one has no log.
     """
-    wanted = logging.getLogger("slackline").getEffectiveLevel() if level is None else level
+    wanted = logging.getLogger("slackline").getEffectiveLevel() if level is None else _number(level)
     _slackline.start_log(sum(wanted <= known for known in _LEVELS))
     global _thread
     with _lock:
@@ -43,6 +43,15 @@ def enable_logging(level: int | None = None) -> None:
         if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_hand_on, name="slackline-log", daemon=True)
             _thread.start()
+
+
+def _number(level: int | str) -> int:
+    if isinstance(level, int):
+        return level
+    names = logging.getLevelNamesMapping()
+    if level not in names:
+        raise ValueError(f"logging has no level {level!r}: give one of {', '.join(names)}")
+    return names[level]
 
 
 def _hand_on() -> None:

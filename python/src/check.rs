@@ -1,11 +1,13 @@
 //! `slackline.check`: the judgement of traces.
 
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
-use slackline::internals::trace::{TraceChecker, TraceRecord};
+use slackline::internals::trace::{RecordError, TraceChecker, TraceRecord};
 
+use crate::arguments::wrong_type;
 use crate::errors::{Class, Failure};
-use crate::wait::timeout as seconds;
+use crate::wait::time;
 
 /// Judges traces by what they say alone: whether each read was whole, as fresh as was asked for and in order. The
 /// program `slackline check` does the same with files.
@@ -15,20 +17,43 @@ use crate::wait::timeout as seconds;
 /// for nothing. `clock_error` is the most, in seconds, by which the clocks of two hosts differ; processes of one host
 /// have one clock.
 ///
-/// Raises BadOption if a line is no record.
+/// A last line without its end that is the beginning of a record, or comes behind records that have their ends, is that
+/// of a process that was killed while it wrote it: it is left out, and `Verdict.unfinished` says so.
+///
+/// Raises BadOption if another line is no record, or if there is no record at all.
 #[pyfunction]
 #[pyo3(signature = (lines, *, clock_error=0.0))]
 pub(crate) fn check(py: Python<'_>, lines: &Bound<'_, PyAny>, clock_error: f64) -> PyResult<Verdict> {
-    let mut checker = TraceChecker::new(seconds(clock_error)?);
+    // It is an iterable of texts, too.
+    if lines.is_instance_of::<PyString>() {
+        return Err(wrong_type(lines, "give its lines: text.splitlines(keepends=True)"));
+    }
+    let mut checker = TraceChecker::new(time("clock_error", clock_error)?);
+    let (mut records, mut is_file, mut unfinished) = (0_u64, true, None);
     for (line, number) in lines.try_iter()?.zip(1_u64..) {
+        if let Some((number, error)) = unfinished.take() {
+            // It is not the last one.
+            return Err(no_record(number, &error).into());
+        }
         let line = line?.extract::<String>()?;
         if line.trim().is_empty() {
             continue;
         }
-        let record = line.trim().parse::<TraceRecord>();
-        let record = record
-            .map_err(|error| Failure::of(Class::BadOption, &error).at(format_args!("line {number}")))?;
-        checker.add(record, number);
+        match line.trim().parse::<TraceRecord>() {
+            Ok(record) => {
+                checker.add(record, number);
+                records += 1;
+            }
+            Err(error) if !line.ends_with('\n') && (error.is_beginning() || is_file && records > 0) => {
+                unfinished = Some((number, error));
+            }
+            Err(error) => return Err(no_record(number, &error).into()),
+        }
+        is_file &= line.ends_with('\n');
+    }
+    if records == 0 {
+        let remedy = "give the lines that publishers and readers write as their records";
+        return Err(Failure::new(Class::BadOption, "judging a trace", "there is no record", remedy).into());
     }
     let verdict = py.detach(|| checker.finish());
     let violations = verdict.violations.into_iter().map(|violation| Violation {
@@ -43,7 +68,12 @@ pub(crate) fn check(py: Python<'_>, lines: &Bound<'_, PyAny>, clock_error: f64) 
         verified: verdict.verified,
         unverified: verdict.unverified,
         violations: violations.collect(),
+        unfinished: unfinished.map(|(number, _)| number),
     })
+}
+
+fn no_record(number: u64, error: &RecordError) -> Failure {
+    Failure::of(Class::BadOption, error).at(format_args!("line {number}"))
 }
 
 /// The judgement of a trace. Each read is verified, unverified, or has a violation.
@@ -60,12 +90,14 @@ pub(crate) struct Verdict {
     unverified: u64,
     /// All that was found.
     violations: Vec<Violation>,
+    /// The number of the last line, from 1, if it is not finished: it was left out.
+    unfinished: Option<u64>,
 }
 
 #[pymethods]
 impl Verdict {
     fn __repr__(&self) -> String {
-        let Verdict { publications, reads, verified, unverified, violations } = self;
+        let Verdict { publications, reads, verified, unverified, violations, .. } = self;
         format!(
             "<Verdict: {publications} publications, {reads} reads, {verified} verified, {unverified} unverified, {} \
              violations>",

@@ -95,10 +95,15 @@ impl Dtype {
         self.bits < 8
     }
 
+    /// The unsigned integers that have the bits of an element, or of those that share a byte.
+    pub(crate) fn raw(&self) -> Option<&'static Dtype> {
+        ALL.iter().find(|raw| raw.code == UINT && raw.bytes() == self.bytes())
+    }
+
     /// True if an array of `other` is taken where this type is wanted: it is the same, or numpy has no such type and
     /// `other` is its bits.
     pub(crate) fn takes(&self, other: &Dtype) -> bool {
-        self == other || (!self.is_native && other.code == UINT && other.bytes() == self.bytes())
+        self == other || (!self.is_native && self.raw() == Some(other))
     }
 
     /// Reads a format of the buffer protocol, with elements of `bytes`. `None`: not one number, or not in this

@@ -11,8 +11,10 @@ use pyo3::types::PyDict;
 use slackline::gpu::GpuError;
 use slackline::internals::channel::ChannelError;
 use slackline::internals::mem::MemoryError;
+use slackline::internals::node::Awaited;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::RegisterError;
+use slackline::scheme::Bound;
 use slackline::{
     AddressError, ConnectError, Diagnostic, Error, JobError, OpenError, SecretError, TableError,
 };
@@ -83,6 +85,13 @@ impl Failure {
         Failure { message: format!("{position}: {}", self.message), ..self }
     }
 
+    /// The same failure with another remedy, with which its message ends.
+    fn remedied(self, remedy: &str) -> Failure {
+        let known = self.remedy.unwrap_or_default();
+        let cause = self.message.strip_suffix(known.as_str()).unwrap_or(&self.message);
+        Failure { message: format!("{cause}{remedy}"), remedy: Some(remedy.into()), ..self }
+    }
+
     /// A failure that this crate noticed: what was tried, what is wrong, and the remedy.
     pub(crate) fn new(class: Class, operation: &str, cause: impl Display, remedy: &str) -> Failure {
         Failure {
@@ -106,6 +115,11 @@ impl Failure {
         Failure::new(Class::OutOfTurn, operation, cause, remedy)
     }
 
+    /// True if the time was over, so that the same call may succeed later.
+    pub(crate) fn is_late(&self) -> bool {
+        self.class == Class::Deadline
+    }
+
     fn raise(self, py: Python<'_>) -> PyResult<PyErr> {
         let details = PyDict::new(py);
         details.set_item("operation", self.operation)?;
@@ -125,10 +139,30 @@ impl From<Failure> for PyErr {
 }
 
 impl From<Error> for Failure {
+    /// In the words of Python, where those of Rust have other names or other remedies.
     fn from(error: Error) -> Failure {
-        Failure::of(class_of(&error), &error)
+        let error = match error {
+            Error::Option { option: "peers", value, reason } => {
+                Error::Option { option: "readers", value, reason }
+            }
+            Error::Option { option: "most_bytes", value, reason } => {
+                Error::Option { option: "delta_bytes", value, reason }
+            }
+            error => error,
+        };
+        let failure = Failure::of(class_of(&error), &error);
+        match error {
+            Error::Deadline { awaited: Awaited::Answer, seen, .. } if seen == Bound::NONE => {
+                failure.remedied(SILENT)
+            }
+            _ => failure,
+        }
     }
 }
+
+/// What helps where a peer has not answered at all. In Python a thread of the library answers.
+const SILENT: &str =
+    "see that its process runs (in Rust and C it calls what serves), or use a longer timeout";
 
 impl From<JobError> for Failure {
     fn from(error: JobError) -> Failure {

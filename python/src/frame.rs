@@ -1,6 +1,6 @@
 //! The memory of the next version, and the publisher that lends it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyBufferError;
@@ -28,6 +28,8 @@ pub(crate) const PUBLISHING: &str = "publishing a version";
 pub(crate) struct Publishing {
     publisher: Owned<Arc<BackgroundPublisher<NamedFabric>>>,
     pub(crate) closing: Closing,
+    /// The memory of the last frame, while something looks at it.
+    frame: Mutex<Weak<Lease>>,
 }
 
 /// The longest time for which calls of other threads are waited for at the end: each looks every 100 ms.
@@ -36,7 +38,7 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 impl Publishing {
     pub(crate) fn new(publisher: BackgroundPublisher<NamedFabric>) -> Publishing {
         let publisher = Owned::new(Arc::new(publisher), ("the publisher is closed", "make a new one"));
-        Publishing { publisher, closing: Closing::default() }
+        Publishing { publisher, closing: Closing::default(), frame: Mutex::default() }
     }
 
     /// The publisher. Fails if it is closed, or if this process is a fork of the one that made it.
@@ -75,10 +77,28 @@ impl Publishing {
                     late = GpuError::NotCopied { waited, cause }.into();
                     Ok(None)
                 }
+                Err(Error::OutOfTurn { .. }) => Err(self.is_occupied()),
                 Err(error) => Err(error.into()),
             })?;
         let draft = draft.ok_or_else(|| Failure::from(late))?;
         Ok(Drafting { draft: Mutex::new(Some(draft)), guard: self.publisher.guard() })
+    }
+
+    /// The memory of the next version is lent by this frame.
+    pub(crate) fn lends(&self, frame: &Frame) {
+        *self.frame.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&frame.lease);
+    }
+
+    /// The failure of a call that comes while a version is in the making.
+    fn is_occupied(&self) -> Failure {
+        let frame = self.frame.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        let Some(exports) = frame.and_then(|lease| lease.left()) else {
+            let cause = "another frame is open, or another thread publishes";
+            return Failure::out_of_turn(PUBLISHING, cause, "wait until that has ended");
+        };
+        let cause = format_args!("{exports} arrays still look at a frame that has ended");
+        let remedy = "delete them; an exception that is kept holds the arrays of its functions, too";
+        Failure::new(Class::OutOfTurn, PUBLISHING, cause, remedy)
     }
 }
 

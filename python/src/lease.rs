@@ -162,6 +162,12 @@ impl Lease {
         if exports == 0 { Ok(()) } else { Err(exports) }
     }
 
+    /// The number of exports that outlast the lease, if it has ended and there are any.
+    pub(crate) fn left(&self) -> Option<usize> {
+        let state = self.state();
+        (state.ended && state.exports > 0).then_some(state.exports)
+    }
+
     fn call_let_go(&self) {
         if let Some(let_go) = &self.let_go {
             let_go();

@@ -9,6 +9,7 @@
 //! [`lease`] and `VolatileSlice`s where it is copied.
 
 mod arguments;
+mod buffer;
 mod check;
 mod device;
 mod dlpack;

@@ -17,7 +17,7 @@ use crate::gpu::{self, PyGpu, Streams};
 use crate::owned::closed_by_block;
 use crate::source::Given;
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::{Deadline, idle as way_to_idle, timeout as seconds};
+use crate::wait::{Deadline, idle as way_to_idle, time};
 
 /// Each tensor's consumer may ask for this alignment (DLPack).
 const ALIGN: u64 = 256;
@@ -138,7 +138,7 @@ impl PyPublisher {
         let memory = ShardOptions {
             frames,
             peers: readers,
-            lease: seconds(lease)?,
+            lease: time("lease", lease)?,
             checksums,
             idle: way_to_idle(idle)?,
             ..ShardOptions::default()
@@ -229,12 +229,15 @@ impl PyPublisher {
     ) -> PyResult<Frame> {
         let tag = tag(step, label.as_ref())?;
         let drafting = self.publishing.draft(py, Deadline::after(timeout)?)?;
-        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag, recorded)?)
+        let frame = Frame::new(Arc::clone(&self.layout), drafting, tag, recorded)?;
+        self.publishing.lends(&frame);
+        Ok(frame)
     }
 
     /// Waits until so many readers (without a number: as many as are in when the call begins, less those that leave or
-    /// are lost meanwhile) hold `version` or a newer one, and returns what all readers hold. Raises DeadlineError after
-    /// `timeout` seconds.
+    /// are lost meanwhile) hold `version` or a newer one, and returns what all readers hold. A reader holds what it has
+    /// copied, and what it has pinned once the block of the pin has ended. Raises DeadlineError after `timeout`
+    /// seconds.
     #[pyo3(signature = (version, *, readers=None, timeout=30.0))]
     fn wait(
         &self,
@@ -346,7 +349,7 @@ impl PyReaderStatus {
         self.0.peer
     }
 
-    /// The version that it has copied last, if it has copied one.
+    /// The version that it has copied last, or had pinned until its pin ended, if there is one.
     #[getter]
     fn holds(&self) -> Option<u64> {
         self.0.holds.map(Version::get)

@@ -27,21 +27,32 @@ use crate::table::{self, Layout, TensorSpec};
 use crate::turns::Turn;
 use crate::wait::{Deadline, detached, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
 
+/// Whether there is a prefetch.
+enum Staging {
+    None,
+    There(Staged),
+    /// A swap has taken it, and waits for its version.
+    Awaited,
+}
+
 /// A prefetch.
 struct Staged {
     request: Request,
     timeout: Duration,
     /// Where its thread leaves the version: taking one that is there costs no more than a lock.
-    version: Receiver<Result<Pulled, Failure>>,
+    version: Receiver<Brought>,
 }
+
+/// What a prefetch has ended with.
+type Brought = Result<Pulled, Failure>;
 
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
 /// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
 /// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to
 /// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
-/// pulled. `secret` is bytes or the path of a file, the job's or that of `reading_secret`; without it the environment's
-/// is taken.
+/// pulled; a pin is of the whole table all the same. `secret` is bytes or the path of a file, the job's or that of
+/// `reading_secret`; without it the environment's is taken.
 ///
 /// `table` is the name of the table to read where the address has several (`Tables`). With `checksums` each copy of a
 /// whole table is compared with the publisher's checksum, where it makes one (`Publisher(checksums=True)`): one more
@@ -66,7 +77,7 @@ pub(crate) struct PyReader {
     layout: Arc<Layout>,
     whole: Arc<Layout>,
     address: String,
-    staged: Mutex<Option<Staged>>,
+    staged: Mutex<Staging>,
     gpu: Option<gpu::Named>,
 }
 
@@ -161,57 +172,98 @@ impl PyReader {
 
     /// Held by no thread that waits, or that makes an exception: that runs code of Python, which lets other threads
     /// have the interpreter, and they wait with it for this lock.
-    fn staged(&self) -> MutexGuard<'_, Option<Staged>> {
+    fn staged(&self) -> MutexGuard<'_, Staging> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the thread of a prefetch.
-    fn begin_staging(&self, request: Request, deadline: Deadline) -> Result<(), Failure> {
-        let mut staged = self.staged();
-        if staged.is_some() {
-            return Err(occupied());
-        }
-        let shared = Arc::clone(&self.shared);
+    /// Starts the thread of a prefetch, which is over once the reader connects again.
+    fn begin_staging(&self, request: Request, deadline: Deadline) -> Result<Staged, Failure> {
+        let (shared, connection) = (Arc::clone(&self.shared), self.shared.connection());
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
         let (leave, version) = mpsc::sync_channel(1);
-        let started = thread.spawn(move || drop(leave.send(stage(&shared, request, deadline))));
+        let started = thread.spawn(move || drop(leave.send(stage(&shared, connection, request, deadline))));
         started.map_err(|source| Error::Thread { what: "a prefetch", source })?;
-        *staged = Some(Staged { request, timeout: deadline.timeout, version });
-        Ok(())
+        Ok(Staged { request, timeout: deadline.timeout, version })
     }
 
-    /// Takes the version that a prefetch has brought, waiting for it. One that is not there in time stays staged.
-    fn take_staged(&self, py: Python<'_>, staging: Staged, deadline: Deadline) -> PyResult<Pulled> {
-        if let Ok(pulled) = staging.version.try_recv() {
-            return Ok(pulled?);
-        }
-        let staging = Mutex::new(staging);
-        let waited = in_slices(py, deadline, |slice| {
-            match staging.lock().unwrap_or_else(PoisonError::into_inner).version.recv_timeout(slice) {
-                Ok(pulled) => Ok(Some(pulled)),
-                Err(RecvTimeoutError::Timeout) => Ok(None),
-                Err(RecvTimeoutError::Disconnected) => {
-                    let cause = "the thread panicked";
-                    Err(Failure::new(Class::Error, SWAPPING, cause, "please report it"))
-                }
+    /// Takes the prefetch for a swap.
+    fn take_staged(&self) -> Result<Staged, Failure> {
+        let mut staged = self.staged();
+        match std::mem::replace(&mut *staged, Staging::Awaited) {
+            Staging::There(there) => Ok(there),
+            Staging::Awaited => {
+                let cause = "another call waits for the version that is staged";
+                Err(Failure::out_of_turn(SWAPPING, cause, "use what that call returns"))
             }
-        });
-        if let Ok(Some(pulled)) = waited {
-            return Ok(pulled?);
+            Staging::None => {
+                *staged = Staging::None;
+                Err(none_staged("no version is staged"))
+            }
         }
-        // Another thread may have begun a prefetch meanwhile: then that one stays.
-        self.staged().get_or_insert(staging.into_inner().unwrap_or_else(PoisonError::into_inner));
-        waited?;
-        Err(Failure::new(Class::Deadline, SWAPPING, "the version is not there yet", "call again").into())
+    }
+
+    /// Waits for the version of a prefetch that a swap has taken, and returns what stays staged.
+    fn await_staged(
+        &self,
+        py: Python<'_>,
+        mut staged: Staged,
+        deadline: Deadline,
+    ) -> (Staging, PyResult<Pulled>) {
+        loop {
+            let Staged { request, timeout, version } = staged;
+            let brought = match version.try_recv() {
+                Ok(brought) => brought,
+                Err(_) => {
+                    let waiting = Mutex::new(version);
+                    let waited = in_slices(py, deadline, |slice| received(&waiting, slice));
+                    let version = waiting.into_inner().unwrap_or_else(PoisonError::into_inner);
+                    match waited {
+                        Ok(Some(brought)) => brought,
+                        over => {
+                            let cause = "the version is not there yet";
+                            let late = || Failure::new(Class::Deadline, SWAPPING, cause, "call again").into();
+                            let stays = Staging::There(Staged { request, timeout, version });
+                            return (stays, Err(over.err().unwrap_or_else(late)));
+                        }
+                    }
+                }
+            };
+            let late = match brought {
+                // The program has had this memory from a pull, too, and may have written it.
+                Ok(pulled) if pulled.1.written().may_be() => None,
+                Ok(pulled) => return (Staging::None, Ok(pulled)),
+                // The prefetch had less time than this call has.
+                Err(late) if late.is_late() => Some(late),
+                Err(failure) => return (Staging::None, Err(failure.into())),
+            };
+            let is_over = deadline.left().is_zero();
+            let again = if is_over { Deadline::of(timeout) } else { deadline };
+            staged = match self.begin_staging(request, again) {
+                Ok(again) => Staged { timeout, ..again },
+                Err(failure) => return (Staging::None, Err(failure.into())),
+            };
+            if let Some(late) = late.filter(|_| is_over) {
+                return (Staging::There(staged), Err(late.into()));
+            }
+        }
+    }
+
+    /// Has what was staged before the reader connected again handed out no more.
+    fn forget_staged(&self) {
+        self.shared.has_connected();
+        let mut staged = self.staged();
+        if let Staging::There(_) = &*staged {
+            *staged = Staging::None;
+        }
     }
 
     /// Ends the reader, and waits for its thread.
     fn end(&self) {
         self.shared.closes.store(true, Ordering::SeqCst);
-        let staging = self.staged().take();
-        if let Some(staging) = staging {
+        let staging = std::mem::replace(&mut *self.staged(), Staging::None);
+        if let Staging::There(staged) = staging {
             // What it has brought is not asked for any more.
-            drop(staging.version.recv());
+            drop(staged.version.recv());
         }
     }
 }
@@ -220,8 +272,23 @@ fn occupied() -> Failure {
     Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first")
 }
 
+fn none_staged(cause: &str) -> Failure {
+    Failure::out_of_turn(SWAPPING, cause, "call prefetch first")
+}
+
+/// What the thread of a prefetch has left, if it has.
+fn received(version: &Mutex<Receiver<Brought>>, slice: Duration) -> Result<Option<Brought>, Failure> {
+    match version.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(slice) {
+        Ok(brought) => Ok(Some(brought)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Failure::new(Class::Error, SWAPPING, "the thread panicked", "please report it"))
+        }
+    }
+}
+
 /// Pulls in a thread of its own, for `prefetch`.
-fn stage(shared: &Shared, request: Request, deadline: Deadline) -> Result<Pulled, Failure> {
+fn stage(shared: &Shared, connection: u64, request: Request, deadline: Deadline) -> Brought {
     let mut pulling = Pulling::prefetch(request);
     loop {
         let left = deadline.left();
@@ -230,6 +297,9 @@ fn stage(shared: &Shared, request: Request, deadline: Deadline) -> Result<Pulled
             let Some(reading) = reading.as_mut().filter(|_| !shared.closes.load(Ordering::SeqCst)) else {
                 return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
             };
+            if shared.connection() != connection {
+                return Err(none_staged("the reader has connected again since the prefetch"));
+            }
             match shared.is_pinned.load(Ordering::SeqCst) {
                 // A copy would let go of the pin.
                 true => Ok(None),
@@ -298,7 +368,8 @@ impl PyReader {
                 Layout::of(reader.copied_table())?
             }
         };
-        let (shared, staged) = (Arc::new(Shared::new(reader, checksums, gpu.clone())), Mutex::new(None));
+        let (shared, staged) =
+            (Arc::new(Shared::new(reader, checksums, gpu.clone())), Mutex::new(Staging::None));
         Ok(PyReader { shared, layout, whole, address: address.into(), staged, gpu })
     }
 
@@ -325,8 +396,8 @@ impl PyReader {
     /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is
     /// at least the newest of when the call began. Both mean the newest of the owner that is read from: behind a relay
     /// that has lost its publisher, the newest of that relay. `min_version` waits for that version or a newer one,
-    /// `version` for that version and no other. A version that was pulled before and is good enough is not copied
-    /// again.
+    /// `version` for that version and no other, and excludes the other two. A version that was pulled before and is
+    /// good enough is not copied again.
     ///
     /// `into` is a mapping of all names to writable arrays in C order, which are written; the snapshot then looks at
     /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
@@ -334,7 +405,7 @@ impl PyReader {
     ///
     /// Raises DeadlineError after `timeout` seconds, StaleError if `version` is overwritten, PeerGone if the publisher
     /// is lost, EpochChanged if it was started again, DigestMismatch if a checksum does not match, LayoutMismatch if
-    /// `into` does not fit, OutOfTurn during a pin of this reader.
+    /// `into` does not fit, BadOption if `version` is given with another bound, OutOfTurn during a pin of this reader.
     ///
     /// Tensors of a GPU in `into` (DLPack or `__cuda_array_interface__`, in C order) are written by it, behind the work
     /// that a stream has at the time of the call; what that stream gets after the call sees the version, and the arrays
@@ -353,7 +424,7 @@ impl PyReader {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Snapshot> {
         let deadline = Deadline::after(timeout)?;
-        let request = Request { max_staleness, at_least: min_version, exactly: version };
+        let request = Request::of(max_staleness, min_version, version)?;
         let streams = Streams::new(stream, self.gpu.as_ref())?;
         let targets = into.map(|into| Targets::of(&self.layout, into, PULLING_INTO, &streams)).transpose()?;
         let Some(targets) = targets else {
@@ -369,7 +440,8 @@ impl PyReader {
 
     /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
     /// publisher leaves it as it is until the block ends; then its arrays raise. Shared memory only: elsewhere
-    /// Unsupported. The arguments are those of `pull`.
+    /// Unsupported. The arguments are those of `pull`. It is the whole table, also of a reader with `select`. Once the
+    /// block has ended, and the version was as it was until then, `Publisher.wait` counts it as held by this reader.
     ///
     /// An array (of numpy, say) that looks at the pinned memory and is still alive at the end of the block is a
     /// BufferError; the version stays pinned until the array is gone. A process that is silent for longer than the
@@ -400,7 +472,9 @@ impl PyReader {
     }
 
     /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments
-    /// are those of `pull`. Raises OutOfTurn during a pin, or if a version is staged already.
+    /// are those of `pull`: bounds hold, and staleness counts, at the moment at which the version is staged. A version
+    /// that is not there within `timeout` seconds is asked for again by `swap`. Raises OutOfTurn during a pin, or if a
+    /// version is staged already.
     #[pyo3(signature = (*, max_staleness=None, min_version=0, version=None, timeout=30.0))]
     fn prefetch(
         &self,
@@ -411,31 +485,38 @@ impl PyReader {
         timeout: f64,
     ) -> PyResult<()> {
         let deadline = Deadline::after(timeout)?;
-        if self.staged().is_some() {
+        let request = Request::of(max_staleness, min_version, version)?;
+        if !matches!(&*self.staged(), Staging::None) {
             return Err(occupied().into());
         }
         self.unpinned(py, PREFETCHING, deadline, |_reading| Ok(()))?;
-        Ok(self.begin_staging(Request { max_staleness, at_least: min_version, exactly: version }, deadline)?)
+        let mut staged = self.staged();
+        // Another thread may have been first.
+        let begun = match &*staged {
+            Staging::None => {
+                self.begin_staging(request, deadline).map(|begun| *staged = Staging::There(begun))
+            }
+            Staging::There(_) | Staging::Awaited => Err(occupied()),
+        };
+        drop(staged);
+        Ok(begun?)
     }
 
     /// Hands out the version that `prefetch` has brought, waiting for it at most `timeout` seconds: if it is there, a
     /// matter of microseconds at any size. Raises what a pull would have raised.
+    ///
+    /// Bounds and staleness are those of the moment at which the version was staged: it may be older than one that was
+    /// pulled since. A prefetch whose own timeout has ended before is begun again, within this one's; after a
+    /// DeadlineError call again. Raises OutOfTurn if no version is staged, as after `reconnect`, or if another thread
+    /// waits for it.
     #[pyo3(signature = (*, timeout=30.0))]
     fn swap(&self, py: Python<'_>, timeout: f64) -> PyResult<Snapshot> {
         crate::fork::check(self.shared.guard, SWAPPING)?;
-        let none = || Failure::out_of_turn(SWAPPING, "no version is staged", "call prefetch first");
         let deadline = Deadline::after(timeout)?;
-        loop {
-            let staging = self.staged().take();
-            let staging = staging.ok_or_else(none)?;
-            let (request, its_timeout) = (staging.request, staging.timeout);
-            let pulled = self.take_staged(py, staging, deadline)?;
-            if !pulled.1.written().may_be() {
-                return Ok(self.snapshot(pulled));
-            }
-            // The program has had this memory from a pull, too, and may have written it.
-            self.begin_staging(request, Deadline::of(its_timeout))?;
-        }
+        let staged = self.take_staged()?;
+        let (stays, pulled) = self.await_staged(py, staged, deadline);
+        *self.staged() = stays;
+        Ok(self.snapshot(pulled?))
     }
 
     /// Name, element type and shape of each tensor.
@@ -465,7 +546,8 @@ impl PyReader {
     }
 
     /// Connects again, once the publisher was lost, to the one that came after it at the same address, waiting for it
-    /// at most `timeout` seconds. It has another epoch, and its versions may be any. Snapshots that were pulled stay.
+    /// at most `timeout` seconds. It has another epoch, and its versions may be any. Snapshots that were pulled stay. A
+    /// version that is staged, or on its way, is dropped: call `prefetch` for one of the new publisher.
     ///
     /// Raises LayoutMismatch if it has another table, PeerGone if it does not come; the reader then stays as it was.
     #[pyo3(signature = (*, timeout=30.0))]
@@ -475,18 +557,25 @@ impl PyReader {
         self.unpinned(py, RECONNECTING, deadline, |reading| {
             let (mut last, mut addresses) = (None, None);
             let closing = reading.closing.clone();
-            let [least, most] = PATIENCE;
-            let mut patience = least;
+            let [mut patience, most] = PATIENCE;
             let connected = closing.in_slices(py, RECONNECTING, deadline, |slice| {
                 if addresses.is_none() {
                     addresses = search.go_on(slice)?;
                 }
                 for address in addresses.iter().flatten() {
                     // A handshake is no wait that can be cut into short slices.
-                    match reading.reader.reconnect(address, patience.min(deadline.left()).max(least)) {
+                    match reading.reader.reconnect(address, patience.min(deadline.left())) {
                         Ok(()) => {
                             reading.forget();
+                            self.forget_staged();
                             return Ok(Some(()));
+                        }
+                        // The reason for which it was refused says more than that the time is over.
+                        Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {}
+                        // The time that was waited in all, and not the last attempt's.
+                        Err(Error::Deadline { operation, needed, seen, awaited, .. }) => {
+                            let waited = deadline.timeout;
+                            last = Some(Error::Deadline { operation, waited, needed, seen, awaited });
                         }
                         Err(error) if fabric::may_come(&error) => last = Some(error),
                         Err(error) => return Err(error.into()),

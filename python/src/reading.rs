@@ -1,7 +1,7 @@
 //! A reader as its Python objects share it: the newest snapshot, and the one pin.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use pyo3::{PyResult, Python};
@@ -14,7 +14,7 @@ use slackline::scheme::Bound;
 use slackline::weights::{Reader, Wanted};
 use slackline::{Error, Version};
 
-use crate::errors::Failure;
+use crate::errors::{Class, Failure};
 use crate::fabric::NamedFabric;
 use crate::gpu;
 use crate::lease::{Lease, Written};
@@ -65,6 +65,20 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// Reads what a call asks for: bounds, or one version by its number.
+    pub(crate) fn of(
+        max_staleness: Option<u64>,
+        at_least: u64,
+        exactly: Option<u64>,
+    ) -> Result<Request, Failure> {
+        if exactly.is_some() && (max_staleness.is_some() || at_least > 0) {
+            let cause = "`version` asks for one version, and another bound was given";
+            let remedy = "give `version` alone, or `min_version` and `max_staleness` without it";
+            return Err(Failure::new(Class::BadOption, "asking for a version", cause, remedy));
+        }
+        Ok(Request { max_staleness, at_least, exactly })
+    }
+
     /// The oldest version that will do when `newest` is the newest.
     pub(crate) fn oldest(&self, newest: u64) -> u64 {
         self.exactly.unwrap_or(self.at_least.max(newest.saturating_sub(self.max_staleness.unwrap_or(0))))
@@ -355,6 +369,8 @@ pub(crate) struct Shared {
     pub(crate) closing: Closing,
     /// The thread that prefetches is to end.
     pub(crate) closes: AtomicBool,
+    /// How often the reader has connected again.
+    connection: AtomicU64,
     pub(crate) guard: ForkGuard,
 }
 
@@ -368,8 +384,19 @@ impl Shared {
             waiting: AtomicUsize::new(0),
             closing,
             closes: AtomicBool::new(false),
+            connection: AtomicU64::new(0),
             guard: ForkGuard::new(),
         }
+    }
+
+    /// The number of the connection, from 0 on: a prefetch is of one of them.
+    pub(crate) fn connection(&self) -> u64 {
+        self.connection.load(Ordering::SeqCst)
+    }
+
+    /// The reader has connected again.
+    pub(crate) fn has_connected(&self) {
+        self.connection.fetch_add(1, Ordering::SeqCst);
     }
 
     /// True while a version is pinned, and the pin has not ended.
@@ -396,8 +423,11 @@ impl Shared {
     /// The same in a call that has locked the reader.
     pub(crate) fn let_go(&self, reading: &mut Option<Reading>) {
         if self.has_ended.swap(false, Ordering::SeqCst) {
-            if let Some(reading) = reading {
-                reading.reader.release();
+            if let Some(Reading { reader, .. }) = reading {
+                let read = reader.held_fresh().filter(|_| reader.is_intact());
+                reader.release();
+                // If the connection is lost, the next call says so.
+                drop(read.map(|read| reader.tell_held(read.version)));
             }
             self.is_pinned.store(false, Ordering::SeqCst);
         }

@@ -12,7 +12,7 @@ use crate::fabric::{self, SecretSource};
 use crate::names::Search;
 use crate::owned::{Owned, closed_by_block};
 use crate::publisher::{PyReaderStatus, differences};
-use crate::wait::{in_thread, timeout as seconds};
+use crate::wait::{in_thread, time, timeout as seconds};
 
 /// Reads each version of a publisher or of another relay and serves it to readers of its own: the same version with the
 /// same number, step, label, time and origin. A thread of the library does all of this, so that one copy for each host
@@ -31,8 +31,8 @@ use crate::wait::{in_thread, timeout as seconds};
 /// with `tree` to it. At most `branches` relays read from this one. Such a relay goes on with the publisher's
 /// successor, under another epoch. Its address must be one at which others reach it.
 ///
-/// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one, or one of
-/// `reading_secret`: a relay serves, and needs the job's.
+/// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one, or if the relay is to
+/// serve over TCP or RDMA with one of `reading_secret`: there it needs the job's. Shared memory asks for no secret.
 #[pyclass(frozen, module = "slackline", name = "Relay")]
 pub(crate) struct PyRelay {
     relay: Owned<Relay>,
@@ -63,7 +63,7 @@ impl PyRelay {
     ) -> PyResult<PyRelay> {
         let (mut upstream, timeout) = (Search::of(upstream)?, seconds(timeout)?);
         let address = fabric::listen_address(py, address, transport)?;
-        let lease = seconds(lease)?;
+        let lease = time("lease", lease)?;
         let memory = ShardOptions { peers: readers, lease, checksums, ..ShardOptions::default() };
         let deltas = differences(deltas, delta_bytes)?;
         let options = PublisherOptions { memory, branches, deltas, ..PublisherOptions::default() };

@@ -215,13 +215,14 @@ impl Snapshot {
     }
 
     /// The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
-    /// server.
+    /// server, and of version 0 of a publisher, which was not published.
     #[getter]
     fn published_ns(&self) -> u64 {
         self.facts.published_ns
     }
 
-    /// Its age now, in seconds since it was published, by the clocks of the two hosts; None from a server.
+    /// Its age now, in seconds since it was published, by the clocks of the two hosts; None where
+    /// `published_ns` is 0.
     #[getter]
     fn age(&self) -> Option<f64> {
         let published = self.facts.published_ns;

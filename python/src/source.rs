@@ -3,17 +3,20 @@
 
 use std::cmp::Reverse;
 
-use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use slackline::internals::mem::{Streaming, VolatileSlice};
 
+use crate::buffer::Buffer;
 use crate::device::OnGpu;
 use crate::dlpack::Incoming;
 use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
 use crate::gpu::Streams;
+use crate::lease::Lease;
+use crate::memory::Memory;
 
 /// An array of the caller's, wherever it is.
 pub(crate) enum Given {
@@ -24,12 +27,13 @@ pub(crate) enum Given {
 impl Given {
     /// Looks at an array.
     pub(crate) fn get(object: &Bound<'_, PyAny>, streams: &Streams) -> PyResult<Given> {
-        if let Ok(buffer) = PyUntypedBuffer::get(object) {
-            return Ok(Given::Host(Foreign::from_buffer(buffer)?));
-        }
+        let refused = match Buffer::get(object) {
+            Ok(buffer) => return Ok(Given::Host(Foreign::from_buffer(buffer)?)),
+            Err(refused) => refused,
+        };
         match OnGpu::get(object, streams)? {
             Some(array) => Ok(Given::Gpu(array)),
-            None => Ok(Given::Host(Foreign::get(object)?)),
+            None => Ok(Given::Host(Foreign::get(object, refused)?)),
         }
     }
 
@@ -73,9 +77,17 @@ pub(crate) struct Foreign {
 
 /// What keeps the memory of an array.
 enum Owner {
-    Buffer { _buffer: PyUntypedBuffer },
-    Tensor { _tensor: Incoming },
-    Object { _object: Py<PyAny> },
+    Buffer {
+        _buffer: Buffer,
+    },
+    Tensor {
+        _tensor: Incoming,
+    },
+    /// An object, and its array interface: for scalars numpy makes a copy that the interface alone keeps.
+    Object {
+        _object: Py<PyAny>,
+        _interface: Py<PyAny>,
+    },
 }
 
 // SAFETY: the memory of a buffer or a tensor may be used by any thread, and what owns it is Send.
@@ -84,8 +96,8 @@ unsafe impl Send for Foreign {}
 unsafe impl Sync for Foreign {}
 
 impl Foreign {
-    /// Looks at an array that has no buffer.
-    fn get(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+    /// Looks at an array that has `refused` its buffer.
+    fn get(object: &Bound<'_, PyAny>, refused: PyErr) -> PyResult<Foreign> {
         if object.hasattr("__dlpack__")? {
             match Incoming::get(object, None) {
                 Ok(tensor) => {
@@ -100,25 +112,29 @@ impl Foreign {
         if object.hasattr("__array_interface__")? {
             return Self::from_interface(object);
         }
+        if !refused.is_instance_of::<PyTypeError>(object.py()) {
+            // It has the protocol.
+            return Err(refused);
+        }
         let cause = format!("{} is no array", object.get_type().name()?.to_string_lossy());
         let remedy = "give what has the buffer protocol, DLPack or numpy's array interface";
         Err(Failure::new(Class::LayoutMismatch, "reading an array", cause, remedy).into())
     }
 
-    fn from_buffer(buffer: PyUntypedBuffer) -> PyResult<Foreign> {
-        if buffer.suboffsets().into_iter().flatten().any(|offset| *offset >= 0) {
+    fn from_buffer(buffer: Buffer) -> PyResult<Foreign> {
+        if buffer.is_indirect() {
             let (cause, remedy) =
                 ("it is of pointers to its rows (suboffsets)", "give a contiguous copy of it");
             return Err(Failure::new(Class::LayoutMismatch, "reading an array", cause, remedy).into());
         }
-        let format = buffer.format().to_string_lossy().into_owned();
+        let (format, shape) = (buffer.format(), buffer.shape());
         let dtype = Dtype::from_format(&format, buffer.item_size()).ok_or_else(|| dtype::unknown(&format))?;
         Ok(Foreign {
-            data: buffer.buf_ptr().cast(),
+            data: buffer.data(),
             dtype,
-            shape: buffer.shape().to_vec(),
-            strides: buffer.strides().to_vec(),
-            is_read_only: buffer.readonly(),
+            strides: buffer.strides().unwrap_or_else(|| c_strides(&shape, dtype.bytes())),
+            shape,
+            is_read_only: buffer.is_read_only(),
             _owner: Owner::Buffer { _buffer: buffer },
         })
     }
@@ -157,8 +173,8 @@ impl Foreign {
             strides: strides.unwrap_or_else(|| c_strides(&shape, dtype.bytes())),
             dtype,
             shape,
-            is_read_only,
-            _owner: Owner::Object { _object: object.clone().unbind() },
+            is_read_only: is_read_only || is_scalar(object)?,
+            _owner: Owner::Object { _object: object.clone().unbind(), _interface: interface.unbind() },
         })
     }
 
@@ -189,6 +205,18 @@ impl Foreign {
         Ok(self.extent())
     }
 
+    /// Its memory if it is in C order without gaps, and else a copy that is.
+    pub(crate) fn into_dense(self) -> Result<Lease, Failure> {
+        let bytes = self.bytes();
+        if self.is_dense() {
+            return Ok(Lease::new(self.data, bytes, self));
+        }
+        let copy = Memory::new(bytes)?;
+        // SAFETY: the new memory has as many bytes, and no other code knows of it.
+        unsafe { self.copy_to(copy.pointer()) };
+        Ok(Lease::new(copy.pointer(), bytes, copy))
+    }
+
     /// Copies the array, in C order, to `target`, without a word to the interpreter.
     ///
     /// # Safety
@@ -211,6 +239,14 @@ impl Foreign {
         // SAFETY: shape and strides are the array's own, which is valid while its owner lives; `target` by the caller's
         // promise.
         unsafe { copy_runs(&sides, run, self.data, target) };
+    }
+}
+
+/// True for a scalar of numpy's: what is written to the memory that its interface names does not reach it.
+fn is_scalar(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match object.py().import("numpy") {
+        Ok(numpy) => object.is_instance(&numpy.getattr("generic")?),
+        Err(_) => Ok(false),
     }
 }
 
@@ -263,11 +299,11 @@ unsafe fn copy_runs(sides: &[Side], run: usize, from: *mut u8, target: *mut u8) 
     }
 }
 
-/// True if an array with these strides is in C order without gaps.
+/// True if an array with these strides is in C order without gaps. One without elements has none, whatever its strides.
 pub(crate) fn is_dense(shape: &[usize], strides: &[isize], bytes: usize) -> bool {
     let dense = c_strides(shape, bytes);
     let matters = |(side, (own, dense)): (&usize, (&isize, &isize))| *side <= 1 || own == dense;
-    shape.iter().zip(strides.iter().zip(&dense)).all(matters)
+    shape.contains(&0) || shape.iter().zip(strides.iter().zip(&dense)).all(matters)
 }
 
 /// The strides of an array in C order, in bytes.

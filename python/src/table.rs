@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PySlice, PyTuple};
+use pyo3::types::{PySlice, PyString, PyTuple};
 
 use slackline::{Selection, Table, Tensor};
 
-use crate::arguments::arrays_by_name;
+use crate::arguments::{arrays_by_name, wrong_type};
 use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
 use crate::gpu::Streams;
@@ -31,7 +31,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    fn new(name: String, dtype: &'static Dtype, shape: &[usize], offset: usize) -> Spec {
+    pub(crate) fn new(name: String, dtype: &'static Dtype, shape: &[usize], offset: usize) -> Spec {
         let shape: Vec<isize> = shape.iter().map(|side| *side as isize).collect();
         let lent_shape = match dtype.is_packed() {
             true => vec![(shape.iter().product::<isize>() * dtype.bits as isize + 7) / 8],
@@ -118,7 +118,8 @@ impl Layout {
 /// Name, element type and shape of one tensor of a table.
 ///
 /// `dtype` is a name such as "float32", "int64", "bfloat16" or "float8_e4m3fn" (or an object of that name, such as
-/// `torch.bfloat16`); `shape` is in elements, outermost dimension first, and () for a scalar.
+/// `torch.bfloat16`); `shape` is in elements, outermost dimension first, and () for a scalar. LayoutMismatch if no
+/// table has such elements, or so many of them.
 #[pyclass(frozen, eq, module = "slackline")]
 #[derive(Clone)]
 pub(crate) struct TensorSpec(pub(crate) Arc<Spec>);
@@ -137,6 +138,14 @@ impl TensorSpec {
     fn new(name: String, dtype: &Bound<'_, PyAny>, shape: Vec<usize>) -> PyResult<TensorSpec> {
         let text = dtype.str()?.to_string_lossy().into_owned();
         let dtype = Dtype::named(&text).ok_or_else(|| dtype::unknown(&text))?;
+        // Sides without elements count as one: strides are products of all of them.
+        let sides = shape.iter().map(|side| (*side).max(1));
+        let bits = sides.fold(Some(usize::from(dtype.bits)), |bits, side| bits?.checked_mul(side));
+        if bits.is_none_or(|bits| bits > isize::MAX as usize) {
+            let (cause, remedy) =
+                (format_args!("{name:?} of shape {shape:?} is too large"), "give it fewer elements");
+            return Err(Failure::new(Class::LayoutMismatch, "laying out the table", cause, remedy).into());
+        }
         Ok(TensorSpec(Arc::new(Spec::new(name, dtype, &shape, 0))))
     }
 
@@ -201,9 +210,13 @@ pub(crate) fn selection(table: &Table, given: &Bound<'_, PyAny>) -> PyResult<Sel
         for pair in given.call_method0("items")?.try_iter()? {
             let (name, slices): (String, Option<Vec<Bound<'_, PySlice>>>) = pair?.extract()?;
             let shape = table.tensors().iter().find(|tensor| tensor.name() == name).map(Tensor::shape);
-            let ranges = slices.map(|slices| ranges(&slices, shape.unwrap_or_default())).transpose()?;
+            // A name that is not there has no slices that could be wrong.
+            let ranges = slices.zip(shape).map(|(slices, shape)| ranges(&slices, shape)).transpose()?;
             parts.push((name, ranges));
         }
+    } else if given.is_instance_of::<PyString>() {
+        // It is a sequence of names, too.
+        return Err(wrong_type(given, "give a list of names, or a mapping of names to slices"));
     } else {
         for name in given.try_iter()? {
             parts.push((name?.extract()?, None));

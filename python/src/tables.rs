@@ -9,7 +9,7 @@ use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::owned::{Owned, closed_by_block};
 use crate::publisher::{PyPublisher, differences};
-use crate::wait::{idle as way_to_idle, timeout as seconds};
+use crate::wait::{idle as way_to_idle, time};
 
 /// One address at which several publishers serve a table each, by name: the weights of a model and its adapters, say.
 /// Each table has tensors, versions, readers and options of its own; `Reader(tables.address, table=name)` reads it.
@@ -67,7 +67,7 @@ impl PyTables {
         let memory = ShardOptions {
             frames,
             peers: readers,
-            lease: seconds(lease)?,
+            lease: time("lease", lease)?,
             checksums,
             idle: way_to_idle(idle)?,
             ..ShardOptions::default()

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyMemoryView, PyTuple};
 use pyo3::{IntoPyObjectExt, ffi};
@@ -13,8 +13,11 @@ use sha2::{Digest, Sha256};
 use slackline::internals::mem::{Streaming, VolatileSlice};
 
 use crate::dlpack::{self, Export};
-use crate::errors::Failure;
+use crate::dtype;
+use crate::errors::{Class, Failure};
+use crate::gpu::Streams;
 use crate::lease::Lease;
+use crate::source::Given;
 use crate::table::Spec;
 
 /// One tensor where it lies. It has the buffer protocol and DLPack, so that `numpy.asarray(view)`, `memoryview(view)`
@@ -67,6 +70,35 @@ impl ArrayView {
         self.lease.end_export();
         let lease = Lease::new(memory.pointer(), self.spec.bytes(), memory);
         Ok(ArrayView { lease: Arc::new(lease), offset: 0, spec: Arc::clone(&self.spec), is_read_only: false })
+    }
+
+    /// What numpy assigns to the bits of elements of a type that it lacks: those of an array of that type.
+    fn bits_of<'py>(&self, values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = self.spec.dtype;
+        let raw = dtype.raw().ok_or_else(|| dtype::unknown(dtype.name))?;
+        let refuse = |what: String| {
+            let (name, raw) = (dtype.name, raw.name);
+            let cause = format_args!("numpy has no {name}, and {what} was given");
+            let remedy = match dtype.is_packed() {
+                true => format!("give the bytes of the elements, as {raw}"),
+                false => format!("give an array of {name}, of ml_dtypes or torch, or of its bits as {raw}"),
+            };
+            Err(Failure::new(Class::LayoutMismatch, "writing elements", cause, &remedy).into())
+        };
+        let array = match Given::get(values, &Streams::new(None, None)?) {
+            Ok(Given::Host(array)) if array.dtype == raw => return Ok(values.clone()),
+            Ok(Given::Host(array)) if array.dtype == dtype => array,
+            Ok(Given::Host(array)) => return refuse(format!("an array of {}", array.dtype.name)),
+            Ok(Given::Gpu(_)) => return refuse("an array of a GPU".into()),
+            // It is no array, or one of a type that no table has.
+            Err(error) if error.is_instance_of::<PyValueError>(values.py()) => {
+                return refuse(format!("a value of type {}", values.get_type().name()?));
+            }
+            Err(error) => return Err(error),
+        };
+        let spec = Arc::new(Spec::new(self.spec.name.clone(), raw, &array.shape, 0));
+        let bits = ArrayView { lease: Arc::new(array.into_dense()?), offset: 0, spec, is_read_only: true };
+        Self::numpy(&Bound::new(values.py(), bits)?)
     }
 
     /// The SHA-256 of its bytes.
@@ -155,9 +187,15 @@ impl ArrayView {
         py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
     }
 
-    /// Writes elements: `view[...] = values`, as numpy does. Raises ValueError if the view is read-only.
+    /// Writes elements: `view[...] = values`, as numpy does, which it needs. Where numpy has no such type (bfloat16,
+    /// the 8-bit floats), the values are an array of the view's type (of ml_dtypes or torch), or of its bits as
+    /// unsigned integers; anything else is LayoutMismatch. Raises ValueError if the view is read-only.
     fn __setitem__(slf: &Bound<'_, Self>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        Self::numpy(slf)?.set_item(key, value)
+        let array = Self::numpy(slf)?;
+        match slf.get().spec.dtype.is_native {
+            true => array.set_item(key, value),
+            false => array.set_item(key, slf.get().bits_of(value)?),
+        }
     }
 
     fn __repr__(&self) -> String {

@@ -18,9 +18,14 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Reads a timeout in seconds.
 pub(crate) fn timeout(seconds: f64) -> Result<Duration, Failure> {
+    time("timeout", seconds)
+}
+
+/// Reads the option of this name, a time in seconds.
+pub(crate) fn time(option: &str, seconds: f64) -> Result<Duration, Failure> {
     if seconds.is_nan() || seconds < 0.0 {
-        let cause = format_args!("a timeout cannot be {seconds}");
-        return Err(Failure::new(Class::BadOption, "waiting", cause, "give seconds, 0 or more"));
+        let cause = format_args!("`{option}` cannot be {seconds}");
+        return Err(Failure::new(Class::BadOption, "reading a time", cause, "give seconds, 0 or more"));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(YEAR).min(YEAR))
 }

@@ -9,7 +9,7 @@ import slackline
 
 
 def publish(weights: Mapping[str, memoryview]) -> int:
-    table = [slackline.TensorSpec("weight", "bfloat16", (10, 64))]
+    table = [slackline.TensorSpec("weight", "float32", (10, 64))]
     with slackline.Publisher(table, address="@sample", frames=4, secret=b"secret") as publisher:
         assert_type(publisher.publish(weights), int)
         with publisher.frame(timeout=1.0) as frame:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_a_certificate_says_what_was_asked_and_given(pair: Pair) -> None:
     assert complete <= said["began_ns"] <= said["ended_ns"] <= ended
     digests = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in version(7).items()}
     assert said["digests"] == published["digests"] == digests
-    exact = facts(reader.pull(version=2, max_staleness=9).certificate())
+    exact = facts(reader.pull(version=2).certificate())
     assert (exact["exactly"], "max_staleness" in exact, exact["sequence"] > said["sequence"]) == (2, False, True)
 
 
@@ -201,3 +202,34 @@ def test_a_prefetch_goes_on_when_other_reads_come_between(pair: Pair) -> None:
     assert reader.pull(min_version=1).version == 1
     publisher.publish(version(2))
     assert reader.swap(timeout=20).version == 2
+
+
+def test_the_last_line_of_a_process_that_was_killed_is_left_out_and_told(pair: Pair, tmp_path: Path) -> None:
+    publisher, reader = pair
+    publication = publisher.publish_recorded(version(1))
+    certificate = reader.pull().certificate()
+    trace = tmp_path / "trace.jsonl"
+    for cut in (certificate[:1], certificate[:-1], certificate[:40], "\0\0\0"):
+        trace.write_text(f"{publication}\n{certificate}\n{cut}")
+        with trace.open() as file:
+            verdict = slackline.check(file)
+        assert (verdict.verified, verdict.violations, verdict.unfinished) == (1, [], 3)
+        # With its end, or before another line, it is no record.
+        for lines in ([publication, f"{cut}\n"], [cut, certificate]):
+            with pytest.raises(slackline.BadOption, match="line [12]: the line is no record"):
+                slackline.check(lines)
+    assert slackline.check([publication, certificate]).unfinished is None
+    assert slackline.check([publication, certificate[:40]]).unfinished == 2
+    with pytest.raises(slackline.BadOption, match="line 2: the line is no record"):
+        slackline.check([publication, "no record"])
+
+
+def test_a_trace_without_any_record_has_no_verdict(pair: Pair) -> None:
+    publisher, _reader = pair
+    publication = publisher.publish_recorded(version(1))
+    for lines in ([], ["", "\n"], [publication[:30]]):
+        with pytest.raises(slackline.BadOption, match="there is no record"):
+            slackline.check(lines)
+    with pytest.raises(TypeError, match="type str: give its lines"):
+        slackline.check(f"{publication}\n")
+    assert slackline.check(f"{publication}\n".splitlines(keepends=True)).publications == 1

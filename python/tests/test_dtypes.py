@@ -114,3 +114,42 @@ def test_types_that_no_table_has_are_refused() -> None:
             slackline.Publisher({"x": array})
     with pytest.raises(slackline.LayoutMismatch):
         slackline.TensorSpec("x", "float7", (1,))
+
+
+def framed(dtype: str, values: Any, shape: tuple[int, ...] = (3,)) -> np.ndarray[Any, Any]:
+    """The bits that a reader gets of `frame[name][...] = values`."""
+    with slackline.Publisher([slackline.TensorSpec("x", dtype, shape)]) as publisher:
+        with publisher.frame() as frame:
+            frame["x"][...] = values
+        with slackline.Reader(publisher.address) as reader:
+            return np.array(reader.pull()["x"].numpy())
+
+
+@pytest.mark.parametrize("name", list(OPAQUE))
+def test_values_of_types_that_numpy_lacks_are_written_to_a_frame_by_their_bits(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.array([1, 2, 0.5], getattr(ml_dtypes, name))
+    expected = values.view(OPAQUE[name])
+    assert (framed(name, values) == expected).all()
+    assert (framed(name, expected) == expected).all()
+    # As numpy does it: with gaps, and to each row.
+    spread = np.repeat(values, 2)[::2]
+    assert (framed(name, spread, (4, 3)) == np.stack([expected] * 4)).all()
+    assert (framed(name, values[0]) == expected[0]).all()
+    with slackline.Publisher({"x": values}) as publisher, slackline.Reader(publisher.address) as reader:
+        publisher.publish({"x": values})
+        assert (framed(name, reader.pull()["x"]) == expected).all()
+
+
+def test_values_that_numpy_cannot_turn_into_a_type_that_it_lacks_are_refused() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    wrong: list[Any] = [
+        1.5, 1, [1.5] * 3, np.ones(3, "float32"), np.ones(3, "int16"), np.ones(3, "float16"), np.ones(3, "uint8"),
+        np.ones(3, ml_dtypes.float8_e5m2), np.float32(1), None,
+    ]  # fmt: skip
+    for values in wrong:
+        with pytest.raises(slackline.LayoutMismatch, match="numpy has no bfloat16, and .* or of its bits as uint16"):
+            framed("bfloat16", values)
+    with pytest.raises(slackline.LayoutMismatch, match="give the bytes of the elements, as uint8"):
+        framed("float4_e2m1fn", np.ones(3, "float32"))
+    assert (framed("float4_e2m1fn", np.array([1, 2], "uint8")) == [1, 2]).all()

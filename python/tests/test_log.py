@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import slackline
+
 PROGRAM = """
 import logging, os, sys, slackline
 
@@ -42,6 +44,13 @@ def test_there_is_no_log_until_it_is_asked_for_and_its_level_can_change() -> Non
     more += "\nslackline.Reader(publisher.address, timeout=30).close()"
     lines = run("slackline.enable_logging(logging.CRITICAL)", more)
     assert lines and not any("listening" in line for line in lines), lines
+
+
+def test_a_level_may_be_given_by_its_name() -> None:
+    assert any("listening" in line for line in run('slackline.enable_logging("INFO")'))
+    assert run('slackline.enable_logging("CRITICAL")') == []
+    with pytest.raises(ValueError, match="logging has no level 'LOUD': give one of CRITICAL, "):
+        slackline.enable_logging("LOUD")
 
 
 def test_lines_that_come_too_fast_are_left_out_and_counted() -> None:

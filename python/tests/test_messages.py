@@ -42,7 +42,7 @@ def test_a_publisher_that_was_never_heard_is_not_said_to_be_at_version_0(python:
             lambda: reader.latest(timeout=0.3),
         ]
         for call in calls:
-            with pytest.raises(slackline.DeadlineError, match="but does not answer; see that its owner calls"):
+            with pytest.raises(slackline.DeadlineError, match="but does not answer; see that its process runs"):
                 call()
 
 
@@ -147,6 +147,7 @@ def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> 
                 (f"type str: {addresses}", lambda: slackline.Worker(wrong)),
                 (f"type int: {addresses}", lambda: slackline.Worker([5])),  # type: ignore[list-item]
                 (f"type int: {addresses}", lambda: slackline.Worker(5)),  # type: ignore[arg-type]
+                ("type str: give a list of names", lambda: slackline.Reader(publisher.address, select="a")),
                 ("type str: give bytes", lambda: publisher.publish(TABLE, label="abc")),  # type: ignore[arg-type]
                 (
                     "type int: give bytes, or the path of a file",
@@ -169,6 +170,39 @@ def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> 
 def test_too_many_workers_are_named_as_such() -> None:
     with pytest.raises(slackline.BadOption, match="option workers cannot be 70000: .* 65535: use fewer workers"):
         slackline.Server(TABLE, workers=70000, scheme="asp")
+
+
+def test_options_are_named_as_python_names_them() -> None:
+    options: list[tuple[str, dict[str, Any]]] = [
+        ("option readers cannot be 0", {"readers": 0}),
+        ("option delta_bytes cannot be 0", {"deltas": 1, "delta_bytes": 0}),
+        ("`lease` cannot be -1", {"lease": -1}),
+    ]
+    for text, given in options:
+        with slackline.Tables() as tables:
+            for make in (slackline.Publisher, lambda table, **given: tables.publisher("a", table, **given)):
+                with pytest.raises(slackline.BadOption, match=text) as caught:
+                    make(TABLE, **given)
+                assert str(caught.value).endswith(str(caught.value.remedy))
+    with pytest.raises(slackline.BadOption, match="`clock_error` cannot be -1"):
+        slackline.check([], clock_error=-1)
+    with pytest.raises(slackline.BadOption, match="`timeout` cannot be -0.5"):
+        slackline.Reader("@none", timeout=-0.5)
+
+
+def test_a_selection_of_a_tensor_that_is_not_there_names_it() -> None:
+    with slackline.Publisher(TABLE) as publisher:
+        for select in (["nope"], {"nope": None}, {"nope": (slice(0, 2),)}):
+            with pytest.raises(slackline.LayoutMismatch, match="nope"):
+                slackline.Reader(publisher.address, select=select)
+
+
+def test_a_tensor_that_no_memory_holds_is_refused_with_its_name() -> None:
+    for shape in ((2**40, 2**40), (2**63,), (0, 2**63), (2**61,), (0, 2**40, 2**40)):
+        with pytest.raises(slackline.LayoutMismatch, match="\"big\" of shape .* is too large"):
+            slackline.TensorSpec("big", "float32", shape)
+    assert slackline.TensorSpec("big", "float4_e2m1fn", (2**60, 0)).nbytes == 0
+    assert slackline.TensorSpec("big", "float32", (2**30, 2**20)).nbytes == 2**52
 
 
 def test_a_line_that_is_no_record_has_its_remedy_once() -> None:

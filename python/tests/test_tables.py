@@ -89,7 +89,7 @@ def test_settings_of_differences_that_cannot_be_are_refused() -> None:
     table = {"w": np.zeros(8, "float32")}
     with pytest.raises(slackline.BadOption, match="deltas"):
         slackline.Publisher(table, delta_bytes=100)
-    with pytest.raises(slackline.BadOption, match="most_bytes"):
+    with pytest.raises(slackline.BadOption, match="delta_bytes"):
         slackline.Publisher(table, deltas=1, delta_bytes=0)
     with pytest.raises(OverflowError):
         slackline.Publisher(table, deltas=256)
@@ -145,6 +145,13 @@ def test_a_name_that_is_not_served_is_an_error_that_names_those_there_are(transp
         assert len(served) == 2
 
 
+def test_an_owner_without_names_says_how_its_table_is_asked_for(transport: str) -> None:
+    arrays = {"a": np.zeros(3)}
+    with slackline.Publisher(arrays, transport=transport) as publisher:
+        with pytest.raises(slackline.Refused, match="no table called `x` here; ask for its table without a name"):
+            slackline.Reader(publisher.address, table="x", timeout=0.2)
+
+
 def test_a_relay_passes_one_of_many_tables_on_by_its_name(transport: str) -> None:
     with slackline.Tables(transport=transport) as tables:
         one, other = tables.publisher("one", filled(0)), tables.publisher("other", filled(0))
@@ -174,6 +181,9 @@ def test_with_the_secret_of_readers_a_process_reads_and_is_nothing_else(tmp_path
             slackline.Reader(publisher.address, secret=slackline.reading_secret(SECRET[::-1]), timeout=5)
     with pytest.raises(slackline.Refused):
         slackline.Publisher(filled(0), transport="tcp", secret=reading)
+    # Shared memory asks for no secret.
+    with slackline.Publisher(filled(0), transport="shm", secret=reading) as publisher:
+        slackline.Relay(publisher.address, secret=reading, timeout=20).close()
     with slackline.Server(filled(0), transport="tcp", secret=SECRET) as server:
         with slackline.Reader(server.address, secret=reading) as reader:
             assert reader.pull().version == 0

@@ -261,7 +261,7 @@ def test_threads_that_share_a_publisher_publish_each_version_once(pair: Pair) ->
         snapshot = reader.pull(min_version=1)
         assert (snapshot["a"].numpy() == 7).all() and (snapshot["b"].numpy() == 7).all()
 
-    works = [lambda work=work: turned_away(work, "another draft is open") for work in (publish, publish, frame, frame)]
+    works = [lambda work=work: turned_away(work, "another frame is open") for work in (publish, publish, frame, frame)]
     together(*works, read)
     assert sorted(numbers, key=lambda number: number or 0) == list(range(1, publisher.version + 1))
 

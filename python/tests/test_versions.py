@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -119,13 +120,14 @@ def test_a_read_that_is_late_tells_the_newest_version(pair: Pair, transport: str
     for value in range(1, 8):
         publisher.publish(version(value))
     if way == "swap":
-        reader.prefetch(min_version=99, timeout=0.25)
+        reader.prefetch(min_version=99, timeout=0.1)
+        time.sleep(0.4)
     calls: dict[str, Callable[[], object]] = {
         "pull": lambda: reader.pull(min_version=99, timeout=0.25),
         "version": lambda: reader.pull(version=99, timeout=0.25),
         "into": lambda: reader.pull(version(0), min_version=99, timeout=0.25),
         "pin": lambda: reader.pin(min_version=99, timeout=0.25).__enter__(),
-        "swap": reader.swap,
+        "swap": lambda: reader.swap(timeout=0),
     }
     with pytest.raises(slackline.DeadlineError, match="needed version 99, the newest is 7; "):
         calls[way]()
@@ -172,6 +174,22 @@ def test_a_frame_that_an_array_still_looks_at_is_not_published(pair: Pair) -> No
         publisher.publish(version(2))
     assert (reader.pull()["a"].numpy() == 1).all()
     del kept
+    assert publisher.publish(version(2)) == 2
+
+
+def test_an_array_that_outlives_a_frame_that_failed_is_named_to_later_calls(pair: Pair) -> None:
+    publisher, _reader = pair
+    with pytest.raises(ValueError, match="a bad batch"):
+        with publisher.frame() as frame:
+            array = frame["a"].numpy()
+            raise ValueError("a bad batch")
+    for call in (publisher.frame, lambda: publisher.publish(version(1))):
+        with pytest.raises(slackline.OutOfTurn, match="1 arrays still look at a frame that has ended; delete them"):
+            call()
+    del array
+    with publisher.frame():
+        with pytest.raises(slackline.OutOfTurn, match="another frame is open"):
+            publisher.publish(version(1))
     assert publisher.publish(version(2)) == 2
 
 
@@ -238,9 +256,6 @@ def test_a_staged_version_is_swapped_in_once_it_is_there(pair: Pair) -> None:
     publisher.publish(version(3))
     snapshot = reader.swap()
     assert snapshot.version == 1 and (snapshot["b"].numpy() == 3).all()
-    reader.prefetch(min_version=99, timeout=0.05)
-    with pytest.raises(slackline.DeadlineError):
-        reader.swap()
 
 
 def test_a_version_is_staged_by_its_number(pair: Pair) -> None:
@@ -359,6 +374,17 @@ def test_a_publisher_sees_what_its_readers_hold_and_waits_for_them(pair: Pair) -
     assert publisher.wait(3) == []
 
 
+def test_a_version_that_was_pinned_is_held_like_one_that_was_copied() -> None:
+    with slackline.Publisher(version(0)) as publisher, slackline.Reader(publisher.address) as reader:
+        for value in range(1, 6):
+            publisher.publish(version(value))
+            with reader.pin(min_version=value):
+                (status,) = publisher.readers
+                assert (status.holds, status.pins) == (value - 1 or None, value)
+            (status,) = publisher.wait(value, timeout=20)
+            assert status.holds == value
+
+
 def test_a_part_of_the_table_is_read_alone(transport: str) -> None:
     matrix = np.arange(60, dtype="float32").reshape(6, 10)
     with slackline.Publisher({"m": matrix, "other": matrix}, transport=transport) as publisher:
@@ -391,6 +417,18 @@ def test_one_version_and_no_other_can_be_asked_for(pair: Pair) -> None:
         reader.pull(version=1)
 
 
+def test_a_version_by_its_number_excludes_other_bounds(pair: Pair) -> None:
+    publisher, reader = pair
+    publisher.publish(version(1))
+    for read in (reader.pull, reader.prefetch):
+        bounds: list[dict[str, Any]] = [{"max_staleness": 0}, {"min_version": 1}, {"max_staleness": 3, "min_version": 9}]
+        for bound in bounds:
+            with pytest.raises(slackline.BadOption, match="give `version` alone"):
+                read(version=1, **bound)
+    reader.prefetch(version=1, min_version=0)
+    assert reader.swap().version == reader.pull(version=1, min_version=0).version == 1
+
+
 def test_a_reader_connects_again_to_a_publisher_that_was_started_again(transport: str) -> None:
     first = slackline.Publisher(version(0), transport=transport)
     first.publish(version(1))
@@ -406,6 +444,16 @@ def test_a_reader_connects_again_to_a_publisher_that_was_started_again(transport
             snapshot = reader.pull(min_version=2)
             assert (snapshot.version, snapshot.epoch) == (2, second.epoch)
             assert (kept["a"].numpy() == 1).all() and kept.epoch == first.epoch
+
+
+@pytest.mark.parametrize(("timeout", "said"), [(0, "0ns"), (0.2, "200ms"), (1.25, "1.25s")])
+def test_connecting_again_in_vain_says_the_time_that_was_given(timeout: float, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with slackline.Publisher(version(0)) as publisher, slackline.Reader(f"{publisher.address},{address}") as reader:
+            publisher.close()
+            with pytest.raises(slackline.DeadlineError, match=f"within {said}"):
+                reader.reconnect(timeout=timeout)
 
 
 def test_the_age_of_a_version_counts_from_its_publication(pair: Pair) -> None:

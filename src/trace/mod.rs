@@ -142,7 +142,10 @@ impl FromStr for TraceRecord {
     type Err = RecordError;
 
     fn from_str(line: &str) -> Result<TraceRecord, RecordError> {
-        serde_json::from_str(line).map_err(|source| RecordError { reason: source.to_string() })
+        serde_json::from_str(line).map_err(|source| {
+            let is_beginning = source.is_eof() && line.trim_start().starts_with('{');
+            RecordError { reason: source.to_string(), is_beginning }
+        })
     }
 }
 
@@ -151,6 +154,14 @@ impl FromStr for TraceRecord {
 #[error("the line is no record ({reason}): {}", remedy_of(self))]
 pub struct RecordError {
     reason: String,
+    is_beginning: bool,
+}
+
+impl RecordError {
+    /// True if more text could make a record of the line, as of one whose process was killed while it wrote it.
+    pub fn is_beginning(&self) -> bool {
+        self.is_beginning
+    }
 }
 
 impl Diagnostic for RecordError {

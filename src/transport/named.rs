@@ -233,12 +233,16 @@ impl<T: Transport> SharedListener<T> {
                     incoming.refuse(Refusal::temporary(RETRY_AFTER, "too many peers wait for this table"))
                 }
                 None => {
-                    let there: Vec<&str> = self.tables.keys().map(|name| &**name).collect();
+                    let names = self.tables.keys().map(|name| &**name).filter(|name| !name.is_empty());
+                    let there = names.collect::<Vec<&str>>().join(", ");
                     let reason = match name {
                         "" => "tables are served here by name".to_owned(),
                         name => format!("there is no table called `{name}` here"),
                     };
-                    let reason = format!("{reason}; ask for one of these: {}", there.join(", "));
+                    let reason = match there.is_empty() {
+                        true => format!("{reason}; ask for its table without a name"),
+                        false => format!("{reason}; ask for one of these: {there}"),
+                    };
                     incoming.refuse(Refusal::temporary(RETRY_AFTER, reason));
                 }
             }

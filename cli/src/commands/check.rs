@@ -167,8 +167,8 @@ fn record(line: &[u8]) -> Result<Option<TraceRecord>, Failure> {
 
 /// Whether more bytes could make a record of this line.
 fn is_beginning(line: &[u8]) -> bool {
-    line.trim_ascii_start().starts_with(b"{")
-        && serde_json::from_slice::<TraceRecord>(line).is_err_and(|error| error.is_eof())
+    // It may end within a character.
+    String::from_utf8_lossy(line).parse::<TraceRecord>().is_err_and(|error| error.is_beginning())
 }
 
 fn as_text(verdict: &Verdict<Line>, unfinished: &[Line], names: &[String]) -> String {
