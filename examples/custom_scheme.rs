@@ -90,7 +90,7 @@ pub(crate) fn train<T: Transport>(new: fn() -> T, at: Address) -> Result<Vec<f32
     let mut server = Server::new(new(), &at, table, &[0.0; 16], options)?;
     let address = [server.address()];
     let work = || -> Result<(), Error> {
-        let schemes = Registry::new().with(NAME, ShrinkingSsp::make);
+        let schemes = Registry::default().with(NAME, ShrinkingSsp::make);
         let options = WorkerOptions { schemes, ..WorkerOptions::default() };
         let mut worker = Worker::connect(new(), &address, options, TIMEOUT)?;
         for _ in 0..60 {

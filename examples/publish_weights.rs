@@ -16,13 +16,13 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 fn train(address: &Address) -> Result<(), Error> {
     let table = Table::builder().tensor("weight", &[ELEMENTS as u64], ElementType::F32).build()?;
     let mut publisher = Publisher::new(Shm::new(), address, table, PublisherOptions::default())?;
-    publisher.drive(|publisher| publisher.readers() == READERS, TIMEOUT)?;
+    publisher.drive(|publisher| publisher.readers().len() == READERS, TIMEOUT)?;
     for step in 1..=VERSIONS {
         let bytes: Vec<u8> = (step as f32).to_ne_bytes().repeat(ELEMENTS);
         publisher.publish(&bytes, TIMEOUT)?;
         publisher.drive(|_| false, Duration::from_millis(2))?; // computes the next step
     }
-    publisher.drive(|publisher| publisher.readers() == 0, TIMEOUT)?;
+    publisher.drive(|publisher| publisher.readers().len() == 0, TIMEOUT)?;
     Ok(())
 }
 

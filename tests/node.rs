@@ -333,7 +333,7 @@ fn a_reader_is_never_staler_than_it_asked_and_copies_only_when_it_must() {
             }
             copies
         });
-        publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap();
+        publisher.drive(|publisher| publisher.readers().len() == 1, TIMEOUT).unwrap();
         for version in 1..=7u64 {
             assert_eq!(publisher.publish(&[version as u8; 128], TIMEOUT).unwrap(), Version::new(version));
             to_reader.send(version).unwrap();
@@ -368,7 +368,7 @@ fn a_pinned_frame_is_left_alone_and_a_publisher_with_no_free_one_says_so() {
             pinned.send(()).unwrap();
         });
         publisher.publish(&[1; 64], TIMEOUT).unwrap();
-        publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap();
+        publisher.drive(|publisher| publisher.readers().len() == 1, TIMEOUT).unwrap();
         is_pinned.recv().unwrap();
         publisher.publish(&[2; 64], TIMEOUT).unwrap();
         let error = publisher.publish(&[3; 64], Duration::from_millis(50)).unwrap_err();

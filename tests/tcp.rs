@@ -126,7 +126,7 @@ fn a_reader_is_never_staler_than_it_asked() {
                 to_publisher.send(()).unwrap();
             }
         });
-        assert!(publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap());
+        assert!(publisher.drive(|publisher| publisher.readers().len() == 1, TIMEOUT).unwrap());
         for version in 1..=20u64 {
             assert_eq!(
                 publisher.publish(&[version as u8; 1_000_000], TIMEOUT).unwrap(),

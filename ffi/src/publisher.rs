@@ -131,7 +131,7 @@ impl Looked {
 
     fn readers(&self) -> Vec<ReaderStatus> {
         match self {
-            Looked::ByCalls(publisher) => publisher.reader_statuses(),
+            Looked::ByCalls(publisher) => publisher.readers(),
             Looked::ByThread(publisher, _) => publisher.readers(),
         }
     }

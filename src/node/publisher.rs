@@ -177,11 +177,6 @@ impl<T: Transport> Publisher<T> {
         self.shard.frames.latest().version
     }
 
-    /// Readers that are in.
-    pub fn readers(&self) -> usize {
-        self.shard.peers.iter().flatten().count()
-    }
-
     /// Readers that ever joined.
     #[doc(hidden)]
     pub fn joined(&self) -> u64 {
@@ -189,7 +184,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// The readers that are in, each with the version that it holds.
-    pub fn reader_statuses(&self) -> Vec<ReaderStatus> {
+    pub fn readers(&self) -> Vec<ReaderStatus> {
         let frames = &self.shard.frames;
         let latest = frames.latest().version;
         let status = |(peer, reader): (u16, &ShardPeer<T::Endpoint>)| {

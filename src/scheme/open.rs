@@ -213,19 +213,14 @@ impl PartialEq for AnyScheme {
 /// Makes a scheme of its settings.
 type Make = dyn Fn(&str) -> Result<AnyScheme, SchemeConfigError> + Send + Sync;
 
-/// The schemes that a process can make of their names: the built-in ones, and those that were added. Two are equal if
-/// the names are.
+/// The schemes that a process can make of their names: the built-in ones, which are all by default, and those that were
+/// added. Two are equal if the names are.
 #[derive(Clone, Default)]
 pub struct Registry {
     added: Vec<(String, Arc<Make>)>,
 }
 
 impl Registry {
-    /// The built-in schemes.
-    pub fn new() -> Registry {
-        Registry::default()
-    }
-
     /// Adds a scheme, which `make` makes of its settings.
     pub fn with(
         mut self,

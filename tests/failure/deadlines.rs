@@ -114,7 +114,9 @@ fn calls_of_a_reader_whose_publisher_makes_nothing_new_end_in_time() {
             // And none of them is in the way of the next.
             assert_eq!(reader.refresh(0, PATIENCE).unwrap().version, Version::new(0));
         });
-        publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, PATIENCE).unwrap();
+        publisher
+            .drive(|publisher| publisher.joined() == 1 && publisher.readers().len() == 0, PATIENCE)
+            .unwrap();
         reading.join().unwrap();
     });
 }

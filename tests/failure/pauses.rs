@@ -78,16 +78,16 @@ fn a_publisher_that_computed_for_many_leases_evicts_nobody() {
     let mut reader = Raw::join(&address, PeerRole::Reader, poll);
     reader.beat_once();
     publisher.poll(now());
-    assert_eq!(publisher.readers(), 1);
+    assert_eq!(publisher.readers().len(), 1);
     let mut time = now();
     for _ in 0..3 {
         time = time + 20 * LEASE;
         publisher.poll(time);
-        assert_eq!(publisher.readers(), 1, "the publisher takes its own pause for its reader's");
+        assert_eq!(publisher.readers().len(), 1, "the publisher takes its own pause for its reader's");
     }
     let took = listen(&mut time, 2 * LEASE, |at| {
         publisher.poll(at);
-        publisher.readers() == 0
+        publisher.readers().len() == 0
     });
     assert!((LEASE / 2..=LEASE).contains(&took), "a dead reader left after {took:?}");
 }
@@ -169,7 +169,8 @@ fn a_reader_stopped_for_longer_than_the_lease_is_told_when_it_wakes() {
     let claim = a_reader_stopped_for_longer_than_the_lease_is_told_when_it_wakes;
     let mut reader = Second::start(claim, &[publisher.address().to_string()]);
     let mut drive = |readers: usize| {
-        let until = |publisher: &Publisher<Shm>| publisher.joined() == 1 && publisher.readers() == readers;
+        let until =
+            |publisher: &Publisher<Shm>| publisher.joined() == 1 && publisher.readers().len() == readers;
         assert!(publisher.drive(until, PATIENCE).unwrap(), "there are never {readers} readers");
     };
     drive(1);

@@ -196,7 +196,9 @@ fn a_reader_goes_on_after_a_deadline_that_passed_with_requests_in_flight() {
             }
             assert_eq!(reader.refresh_to(Version::new(0), PATIENCE).unwrap().version, Version::new(0));
         });
-        publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, PATIENCE).unwrap();
+        publisher
+            .drive(|publisher| publisher.joined() == 1 && publisher.readers().len() == 0, PATIENCE)
+            .unwrap();
         reading.join().unwrap();
     });
 }

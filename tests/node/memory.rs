@@ -146,7 +146,9 @@ fn a_reader_refreshes_memory_of_the_caller_and_gives_back_what_it_had() {
             }
         });
         publisher.publish(&[7; 128], TIMEOUT).unwrap();
-        publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, TIMEOUT).unwrap();
+        publisher
+            .drive(|publisher| publisher.joined() == 1 && publisher.readers().len() == 0, TIMEOUT)
+            .unwrap();
         reading.join().unwrap();
     });
 }

@@ -136,7 +136,7 @@ fn a_worker_that_does_not_know_the_scheme_says_so() {
 #[test]
 fn a_worker_takes_the_scheme_of_the_servers_and_comes_back_to_it() {
     for scheme in [AnyScheme::from(SchemeConfig::Essp { staleness: 2 }), SCHEME.into()] {
-        let schemes = Registry::new().with(NAME, ShrinkingSsp::make);
+        let schemes = Registry::default().with(NAME, ShrinkingSsp::make);
         let options = WorkerOptions { schemes, ..WorkerOptions::default() };
         let worker = connect(vec![server(scheme.clone(), (0, 1))], options).unwrap();
         assert_eq!(*worker.scheme(), scheme);
@@ -185,9 +185,9 @@ fn what_no_server_can_keep_is_made_by_no_registry() {
         "no-such",
     ];
     for text in texts {
-        assert!(Registry::new().make(text).is_err(), "{text}");
+        assert!(Registry::default().make(text).is_err(), "{text}");
     }
-    assert_eq!(Registry::new().make("ssp(3)"), Ok(SchemeConfig::Ssp { staleness: 3 }.into()));
+    assert_eq!(Registry::default().make("ssp(3)"), Ok(SchemeConfig::Ssp { staleness: 3 }.into()));
 }
 
 /// It asks how large updates are in sum, which a real server does not keep.
@@ -206,11 +206,11 @@ fn a_real_server_refuses_vap_as_published() {
 #[test]
 fn a_registry_takes_any_name_and_a_closure() {
     let staleness = 3;
-    let schemes =
-        Registry::new().with(format!("of-{staleness}"), move |_| Ok(SchemeConfig::Ssp { staleness }.into()));
+    let schemes = Registry::default()
+        .with(format!("of-{staleness}"), move |_| Ok(SchemeConfig::Ssp { staleness }.into()));
     assert_eq!(schemes.make("of-3"), Ok(SchemeConfig::Ssp { staleness: 3 }.into()));
     assert_eq!(format!("{schemes:?}"), r#"{"of-3"}"#);
-    assert_ne!(schemes, Registry::new());
+    assert_ne!(schemes, Registry::default());
 }
 
 /// A scheme of which one half gives up.

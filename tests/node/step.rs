@@ -43,7 +43,7 @@ fn the_most_peers_that_an_owner_may_have_room_for_are_served() {
     options.memory.peers = 65_535;
     let mut publisher = Publisher::new(Shm::new(), &Address::random(), table(), options).unwrap();
     publisher.publish(&[0; 256], TIMEOUT).unwrap();
-    assert!(publisher.reader_statuses().is_empty());
+    assert!(publisher.readers().is_empty());
 
     let mut options = ServerOptions::new(scheme, 1, 0.5);
     options.memory.peers = 65_535;

@@ -63,7 +63,7 @@ fn lock() -> MutexGuard<'static, Vec<Arc<Foreign>>> {
 
 /// The registry of all schemes that this process can make.
 pub(crate) fn registry() -> Registry {
-    lock().iter().fold(Registry::new(), |registry, foreign| {
+    lock().iter().fold(Registry::default(), |registry, foreign| {
         let own = Arc::clone(foreign);
         registry.with(foreign.name.as_str(), move |settings| Made::new(&own, settings).map(AnyScheme::from))
     })

@@ -210,7 +210,7 @@ impl<T: Transport> BackgroundPublisher<T> {
 
     /// The readers that are in, each with the version that it holds.
     pub fn readers(&self) -> Vec<ReaderStatus> {
-        self.shared.publisher().reader_statuses()
+        self.shared.publisher().readers()
     }
 
     /// Publishes `bytes`, the whole table, as the next version: one copy, into memory that readers read.

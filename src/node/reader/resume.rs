@@ -84,7 +84,7 @@ mod tests {
         let address = publisher.address();
         let connect = move || Reader::connect(Shm::new(), &address, ReaderOptions::default(), patience);
         let connecting = std::thread::spawn(connect);
-        assert!(publisher.drive(|publisher| publisher.readers() == 1, patience).unwrap());
+        assert!(publisher.drive(|publisher| publisher.readers().len() == 1, patience).unwrap());
         (publisher, connecting.join().unwrap().unwrap())
     }
 

@@ -72,7 +72,7 @@ impl RelayState {
     /// Keeps what the relay tells.
     pub(super) fn note<T: Transport>(&self, publisher: &Publisher<T>) {
         let mut report = self.report();
-        (report.version, report.readers) = (publisher.version(), publisher.reader_statuses());
+        (report.version, report.readers) = (publisher.version(), publisher.readers());
     }
 
     /// The relay is to end.

@@ -107,7 +107,7 @@ mod tests {
             }
             let work = move |index: usize| {
                 let make = move |_: &str| Ok(Overheard(dbw, Told::default()).into());
-                let schemes = Registry::new().with("overheard", make);
+                let schemes = Registry::default().with("overheard", make);
                 let options = WorkerOptions { schemes, ..WorkerOptions::default() };
                 let mut worker = Worker::connect(Shm::new(), addresses, options, TIMEOUT).unwrap();
                 let mut step = worker.step(TIMEOUT).unwrap();

@@ -55,7 +55,7 @@ impl Default for WorkerOptions {
     fn default() -> WorkerOptions {
         WorkerOptions {
             scheme: None,
-            schemes: Registry::new(),
+            schemes: Registry::default(),
             encoding: Encoding::F32,
             identity: None,
             read: ReadMode::Copy,
