@@ -386,7 +386,8 @@ impl<T: Transport> Worker<T> {
         }
     }
 
-    /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.
+    /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published, or
+    /// has begun to publish.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
         complete(self.flush_async(timeout))
     }
@@ -399,7 +400,8 @@ impl<T: Transport> Worker<T> {
             // Each shard counts for itself: one that this worker joined late has another clock.
             let consumed =
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
-            !worker.outgoing && worker.parts.iter().all(consumed)
+            // One that had no time to be announced has no clock yet.
+            !worker.is_publishing() && worker.parts.iter().all(consumed)
         });
         let flushed = flushed.await;
         self.watch_consumed(self.needs.waits_for_own);

@@ -333,6 +333,7 @@ mod tests {
                 }
                 let _working = their_driver.work_in_a_thread();
                 worker.flush(PATIENCE).unwrap();
+                assert!(!worker.is_publishing(), "its gradient is at the server");
             });
             assert!(server.drive(|_| is_begun.load(Relaxed), PATIENCE).unwrap());
             let is_published = |server: &Server<T>| server.status().version > Version::new(0);
