@@ -9,7 +9,7 @@ mod tests {
 
     use super::super::scripted::{BYTES, PATIENCE, PUBLISHER, Side, publisher};
     use crate::clock::{Version, VersionTag};
-    use crate::cuda::{GpuError, GpuMemory, PRIMARY, Scripted, memory_with_owner};
+    use crate::cuda::{GpuError, GpuMemory, PRIMARY, Scripted, Tickets, memory_with_owner};
     use crate::node::of_gpu::{OfGpu, over_each_transport, over_gpudirect};
     use crate::node::{
         BackgroundPublisher, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted,
@@ -282,16 +282,19 @@ mod tests {
     fn frames_are_cleared_behind_a_stream_that_holds_copies() {
         let side = Side::<Shm>::new();
         let (_, _, memory) = allocate(&side);
-        side.driver.launch_fill(side.raw, memory.pointer(), FRAMES, 9);
+        for _ in 0..20 {
+            side.driver.launch_fill(side.raw, memory.pointer(), FRAMES, 9);
+        }
         side.stream.hold_copies().unwrap();
-        let publisher = publisher(&side, options(&memory)).unwrap();
+        // As a publisher does when it begins; no work is done before.
+        side.stream.gpu().clear(memory.whole(), &mut Tickets::default()).unwrap();
         side.driver.finish();
         assert_eq!(
             side.driver.bytes(memory.pointer(), FRAMES),
             [0; FRAMES],
             "what was to come first came last"
         );
-        drop(publisher);
+        publisher(&side, options(&memory)).unwrap();
     }
 
     fn refused<T: OfGpu>(side: &Side<T>, memory: &GpuMemory) -> Error {
