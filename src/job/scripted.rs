@@ -7,12 +7,12 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use crate::cuda::{GpuMemory, Scripted};
+    use crate::cuda::{GpuError, GpuMemory, Scripted};
     use crate::job::env::{MeetingPoint, Placement, Source};
     use crate::job::transports::Transports;
     use crate::job::{Job, JobPlan, JobWorker, Served};
     use crate::kernel::Optimizer;
-    use crate::node::{ServerOptions, WorkerOptions};
+    use crate::node::{Error, GroupOptions, ServerOptions, WorkerOptions};
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Table};
     #[cfg(feature = "verbs")]
@@ -152,6 +152,47 @@ mod tests {
     #[test]
     fn a_job_trains_on_its_gpus_over_tcp() {
         a_job_trains_on_its_gpus(Way::Tcp);
+    }
+
+    /// Each worker has its rank everywhere at first, and the mean of all at the end.
+    fn a_job_without_servers_averages_on_its_gpus(way: Way) {
+        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let timeout = Duration::from_secs(30);
+        let average = |rank: u32| {
+            let driver = way.driver();
+            let (gpu, _, stream) = driver.open_gpu();
+            let weights = GpuMemory::allocate(&gpu, BYTES).unwrap();
+            driver.set_bytes(weights.pointer(), &(rank as f32).to_le_bytes().repeat(ELEMENTS));
+            let _working = driver.work_in_a_thread();
+            let plan = JobPlan::servers(0).timeout(timeout).transport(way.transport());
+            let job = join(rank, point, plan).with_gpu(&gpu);
+            let mut member = job.group(ELEMENTS, GroupOptions::default()).unwrap();
+            let lent = member.parameters().map(drop);
+            assert!(matches!(lent, Err(Error::Gpu(GpuError::OnGpu { .. }))), "{lent:?}");
+            member.copy_parameters_from_gpu(0, &weights.whole(), &stream).unwrap();
+            assert_eq!(member.average(0, &[0, 1, 2], timeout).unwrap().members, 3);
+            member.copy_parameters_to_gpu(0, &weights.whole(), &stream).unwrap();
+            driver.finish();
+            assert_eq!(driver.bytes(weights.pointer(), BYTES), 1.0_f32.to_le_bytes().repeat(ELEMENTS));
+            assert_eq!(gpu.host_bytes_copied() > 0, way == Way::Tcp);
+            member.leave(timeout).unwrap();
+            while !job.end(timeout).unwrap() {}
+        };
+        std::thread::scope(|scope| {
+            for rank in 0..WORLD {
+                scope.spawn(move || average(rank));
+            }
+        });
+    }
+
+    #[test]
+    fn a_job_without_servers_averages_on_its_gpus_over_shared_memory() {
+        a_job_without_servers_averages_on_its_gpus(Way::Shm);
+    }
+
+    #[test]
+    fn a_job_without_servers_averages_on_its_gpus_over_tcp() {
+        a_job_without_servers_averages_on_its_gpus(Way::Tcp);
     }
 
     /// Descends as [`work`] does, on processors.
