@@ -120,7 +120,8 @@ impl OnGpu {
         let strides = strides.unwrap_or_else(|| c_strides(&shape, dtype.bytes()));
         let ordinal = streams.ordinal();
         let stream = streams.handle(object, ordinal, optional("stream")?.extract()?)?;
-        let owner = Kept::new(KeptOwner::Object { _object: object.clone().unbind() });
+        let (_object, _interface) = (object.clone().unbind(), interface.clone().unbind());
+        let owner = Kept::new(KeptOwner::Object { _object, _interface });
         Ok(Self::of(Described { dtype, shape, strides, is_read_only, pointer }, ordinal, stream, owner)?)
     }
 
@@ -174,8 +175,14 @@ impl OnGpu {
 struct Kept(Option<KeptOwner>);
 
 enum KeptOwner {
-    Tensor { _tensor: Incoming },
-    Object { _object: Py<PyAny> },
+    Tensor {
+        _tensor: Incoming,
+    },
+    /// An object, and its array interface, which alone may keep the memory.
+    Object {
+        _object: Py<PyAny>,
+        _interface: Py<PyAny>,
+    },
 }
 
 /// What is to be let go of.

@@ -37,6 +37,8 @@ enum Staging {
 
 /// A prefetch.
 struct Staged {
+    /// The connection of which the version is to be.
+    connection: u64,
     request: Request,
     timeout: Duration,
     /// Where its thread leaves the version: taking one that is there costs no more than a lock.
@@ -176,14 +178,19 @@ impl PyReader {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the thread of a prefetch, which is over once the reader connects again.
-    fn begin_staging(&self, request: Request, deadline: Deadline) -> Result<Staged, Failure> {
-        let (shared, connection) = (Arc::clone(&self.shared), self.shared.connection());
+    /// Starts the thread of a prefetch, which is over once the reader has another connection than this.
+    fn begin_staging(
+        &self,
+        connection: u64,
+        request: Request,
+        deadline: Deadline,
+    ) -> Result<Staged, Failure> {
+        let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
         let (leave, version) = mpsc::sync_channel(1);
         let started = thread.spawn(move || drop(leave.send(stage(&shared, connection, request, deadline))));
         started.map_err(|source| Error::Thread { what: "a prefetch", source })?;
-        Ok(Staged { request, timeout: deadline.timeout, version })
+        Ok(Staged { connection, request, timeout: deadline.timeout, version })
     }
 
     /// Takes the prefetch for a swap.
@@ -210,7 +217,7 @@ impl PyReader {
         deadline: Deadline,
     ) -> (Staging, PyResult<Pulled>) {
         loop {
-            let Staged { request, timeout, version } = staged;
+            let Staged { connection, request, timeout, version } = staged;
             let brought = match version.try_recv() {
                 Ok(brought) => brought,
                 Err(_) => {
@@ -222,8 +229,8 @@ impl PyReader {
                         over => {
                             let cause = "the version is not there yet";
                             let late = || Failure::new(Class::Deadline, SWAPPING, cause, "call again").into();
-                            let stays = Staging::There(Staged { request, timeout, version });
-                            return (stays, Err(over.err().unwrap_or_else(late)));
+                            let stays = Staged { connection, request, timeout, version };
+                            return (Staging::There(stays), Err(over.err().unwrap_or_else(late)));
                         }
                     }
                 }
@@ -238,7 +245,7 @@ impl PyReader {
             };
             let is_over = deadline.left().is_zero();
             let again = if is_over { Deadline::of(timeout) } else { deadline };
-            staged = match self.begin_staging(request, again) {
+            staged = match self.begin_staging(connection, request, again) {
                 Ok(again) => Staged { timeout, ..again },
                 Err(failure) => return (Staging::None, Err(failure.into())),
             };
@@ -493,9 +500,9 @@ impl PyReader {
         let mut staged = self.staged();
         // Another thread may have been first.
         let begun = match &*staged {
-            Staging::None => {
-                self.begin_staging(request, deadline).map(|begun| *staged = Staging::There(begun))
-            }
+            Staging::None => self
+                .begin_staging(self.shared.connection(), request, deadline)
+                .map(|begun| *staged = Staging::There(begun)),
             Staging::There(_) | Staging::Awaited => Err(occupied()),
         };
         drop(staged);

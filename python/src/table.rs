@@ -139,8 +139,8 @@ impl TensorSpec {
         let text = dtype.str()?.to_string_lossy().into_owned();
         let dtype = Dtype::named(&text).ok_or_else(|| dtype::unknown(&text))?;
         // Sides without elements count as one: strides are products of all of them.
-        let sides = shape.iter().map(|side| (*side).max(1));
-        let bits = sides.fold(Some(usize::from(dtype.bits)), |bits, side| bits?.checked_mul(side));
+        let mut sides = shape.iter().map(|side| (*side).max(1));
+        let bits = sides.try_fold(usize::from(dtype.bits), usize::checked_mul);
         if bits.is_none_or(|bits| bits > isize::MAX as usize) {
             let (cause, remedy) =
                 (format_args!("{name:?} of shape {shape:?} is too large"), "give it fewer elements");

@@ -203,6 +203,34 @@ def test_a_tensor_of_dlpack_is_deleted_once_and_an_array_is_let_go(publisher: sl
     assert array.deleted == 1 and kept() is None
 
 
+class Temporary:
+    """An array whose interface alone keeps the memory that it names."""
+
+    def __init__(self, looked: Callable[[], None]) -> None:
+        self.looked = looked
+        self.kept: Callable[[], object] = lambda: None
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        memory = {self}
+        self.kept = weakref.ref(memory)
+        self.looked()
+        return {**Interface(2).__cuda_array_interface__, "memory": memory}
+
+
+def test_what_an_array_interface_keeps_is_kept_until_the_arrays_are_copied() -> None:
+    seen: list[bool] = []
+    first = Temporary(lambda: None)
+    given = {"a": first, "b": Temporary(lambda: seen.append(first.kept() is not None))}
+    table = [slackline.TensorSpec(name, "float32", (2,)) for name in given]
+    with slackline.Publisher(table) as publisher:
+        with pytest.raises(slackline.Error):
+            publisher.publish(given)
+        assert seen == [True]
+        publisher.publish({name: np.zeros(2, "float32") for name in given})
+        assert first.kept() is None
+
+
 def test_the_interpreter_is_asked_to_let_go_without_another_call(publisher: slackline.Publisher) -> None:
     array = Fake(2, 3)
     with pytest.raises(slackline.Error):
