@@ -215,7 +215,7 @@ pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "way_unanswered_again",
         "transport::verbs::unordered::rails_left_out::\
-         a_rail_on_which_the_peer_does_not_answer_is_left_out_of_the_next_connection",
+         a_rail_on_which_the_peer_does_not_answer_is_left_out_next_time",
         "it goes over the rail on which the peer did not answer",
     ),
     (

@@ -26,9 +26,9 @@ pub(super) struct ChosenRail {
 }
 
 impl VerbsShared {
-    /// Chooses those rails that can be used now, of these indexes, each towards an address of the peer's. Those on which
-    /// it did not answer lately are used only if there is no other. A transport with one rail does not ask for the
-    /// state of its port: without it there is no connection.
+    /// Chooses those rails that can be used now, of these indexes, each towards an address of the peer's. Those on
+    /// which it did not answer lately are used only if there is no other. A transport with one rail does not ask for
+    /// the state of its port: without it there is no connection.
     ///
     /// # Errors
     /// None can be used: what is the matter with the first.

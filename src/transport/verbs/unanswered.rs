@@ -1,5 +1,5 @@
-//! The ways to peers on which requests were not answered lately, though this side's port was up: a switch between the two
-//! has failed, say. New connections leave them out for a while, as they leave out ports that are down.
+//! The ways to peers on which requests were not answered lately, though this side's port was up: a switch between the
+//! two has failed, say. New connections leave them out for a while, as they leave out ports that are down.
 
 use std::net::IpAddr;
 use std::sync::Mutex;

@@ -177,7 +177,7 @@ fn a_connection_that_is_made_again_goes_on_over_the_rails_that_are_left() {
 /// The port of this side is up all the time, so that nothing but the requests tells of it. Either side may have posted
 /// them: a connector knows the way by where it connects to, a listener by the address of the peer's port.
 #[test]
-fn a_rail_on_which_the_peer_does_not_answer_is_left_out_of_the_next_connection() {
+fn a_rail_on_which_the_peer_does_not_answer_is_left_out_next_time() {
     for poster in [0, 1] {
         let device = Unordered::new(0, false);
         let (from, to) = (verbs_from(&device, 1), verbs_from(&device, 4));
@@ -218,7 +218,7 @@ fn a_rail_on_which_the_peer_does_not_answer_is_left_out_of_the_next_connection()
 }
 
 #[test]
-fn a_rail_that_was_lost_while_its_port_was_up_is_left_out_of_the_next_connection() {
+fn a_rail_that_was_lost_while_its_port_was_up_is_left_out_next_time() {
     let device = Unordered::new(0, false);
     let verbs = verbs_from(&device, 1);
     let mut scene = Scene::with_page(device, verbs, WORDS);
