@@ -198,8 +198,8 @@ pub(crate) const RELAY_MUTANTS: &[(&str, &str, &str)] = &[(
 /// The same for RDMA, which unit tests over a scripted device must find. `unproved`: no READ proves what was written
 /// before a word that announces. `landed_attempt`: a follower counts the chunks that have landed of an earlier attempt.
 /// `announced_unseen`: the server that decides for all is told of a gradient before the others are known to have it.
-/// `rail_down_offered`: a connection is made over ports that are down. `way_unanswered_again`: the next connection takes
-/// the rail on which the peer did not answer.
+/// `rail_down_offered`: a connection is made over ports that are down. `way_unanswered_again`: the next connection
+/// takes the rail on which the peer did not answer.
 pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "rail_repeats_at_once",
