@@ -22,7 +22,7 @@ fn train(address: &Address) -> Result<(), Error> {
         publisher.publish(&bytes, TIMEOUT)?;
         publisher.drive(|_| false, Duration::from_millis(2))?; // computes the next step
     }
-    publisher.drive(|publisher| publisher.readers().len() == 0, TIMEOUT)?;
+    publisher.drive(|publisher| publisher.readers().is_empty(), TIMEOUT)?;
     Ok(())
 }
 

@@ -38,7 +38,7 @@ fn a_reader_that_is_killed_in_its_sleep_holds_up_no_publisher() {
         for _ in 0..1000 {
             publisher.publish(&[0; 64], PATIENCE).unwrap();
         }
-        assert!(publisher.drive(|publisher| publisher.readers().len() == 0, PATIENCE).unwrap());
+        assert!(publisher.drive(|publisher| publisher.readers().is_empty(), PATIENCE).unwrap());
     }
     assert_eq!(publisher.version(), Version::new(3 * 1001));
 }

@@ -115,7 +115,7 @@ fn calls_of_a_reader_whose_publisher_makes_nothing_new_end_in_time() {
             assert_eq!(reader.refresh(0, PATIENCE).unwrap().version, Version::new(0));
         });
         publisher
-            .drive(|publisher| publisher.joined() == 1 && publisher.readers().len() == 0, PATIENCE)
+            .drive(|publisher| publisher.joined() == 1 && publisher.readers().is_empty(), PATIENCE)
             .unwrap();
         reading.join().unwrap();
     });

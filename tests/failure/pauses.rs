@@ -87,7 +87,7 @@ fn a_publisher_that_computed_for_many_leases_evicts_nobody() {
     }
     let took = listen(&mut time, 2 * LEASE, |at| {
         publisher.poll(at);
-        publisher.readers().len() == 0
+        publisher.readers().is_empty()
     });
     assert!((LEASE / 2..=LEASE).contains(&took), "a dead reader left after {took:?}");
 }

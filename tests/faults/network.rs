@@ -197,7 +197,7 @@ fn a_reader_goes_on_after_a_deadline_that_passed_with_requests_in_flight() {
             assert_eq!(reader.refresh_to(Version::new(0), PATIENCE).unwrap().version, Version::new(0));
         });
         publisher
-            .drive(|publisher| publisher.joined() == 1 && publisher.readers().len() == 0, PATIENCE)
+            .drive(|publisher| publisher.joined() == 1 && publisher.readers().is_empty(), PATIENCE)
             .unwrap();
         reading.join().unwrap();
     });

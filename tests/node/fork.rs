@@ -105,7 +105,7 @@ fn an_owner_in_a_child_writes_nothing_and_evicts_no_peer_of_its_parent() {
     let before = reader.newest(TIMEOUT).unwrap();
     in_a_child(|| {
         // Long enough for it to ask after the reader's connection.
-        let polled = publisher.drive(|publisher| publisher.readers().len() == 0, Duration::from_millis(50));
+        let polled = publisher.drive(|publisher| publisher.readers().is_empty(), Duration::from_millis(50));
         let begun = publisher.publish(&[9; BYTES], TIMEOUT);
         let committed = publisher.publish_commit();
         publisher.publish_abort();

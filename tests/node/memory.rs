@@ -147,7 +147,7 @@ fn a_reader_refreshes_memory_of_the_caller_and_gives_back_what_it_had() {
         });
         publisher.publish(&[7; 128], TIMEOUT).unwrap();
         publisher
-            .drive(|publisher| publisher.joined() == 1 && publisher.readers().len() == 0, TIMEOUT)
+            .drive(|publisher| publisher.joined() == 1 && publisher.readers().is_empty(), TIMEOUT)
             .unwrap();
         reading.join().unwrap();
     });
