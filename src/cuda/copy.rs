@@ -152,7 +152,20 @@ impl GpuStream {
             return Err(GpuError::BeyondAllocation { pointer, bytes, available });
         }
         // Nothing waits for its end.
-        self.put(GpuWork::Within { from: from.clone(), into: into.clone() }, true, &mut Tickets::default())
+        self.copy_within_before(from, into, &mut Tickets::default())
+    }
+
+    /// As [`copy_within`](Self::copy_within). What the stream gets later waits for the copy.
+    ///
+    /// # Errors
+    /// As [`copy_to_host`](Self::copy_to_host).
+    pub(crate) fn copy_within_before(
+        &self,
+        from: &GpuSlice,
+        into: &GpuSlice,
+        under_way: &mut Tickets,
+    ) -> Result<(), GpuError> {
+        self.put(GpuWork::Within { from: from.clone(), into: into.clone() }, true, under_way)
     }
 
     /// Makes `into`, memory of the GPU, zero, behind what this stream has now, and does not wait for it. What the
@@ -176,6 +189,14 @@ impl GpuStream {
         [&inner.out, &inner.into, &inner.within]
             .into_iter()
             .try_for_each(|queue| queue.wait_for_stream(self.handle()))
+    }
+
+    /// Has what this stream gets later wait for all copies to host memory that were asked for so far.
+    ///
+    /// # Errors
+    /// The stream is capturing, or the driver refuses.
+    pub(crate) fn wait_for_copies_to_host(&self) -> Result<(), GpuError> {
+        self.gpu().inner().out.hold_stream(self.handle())
     }
 
     /// Has what this stream gets later wait for all copies to the GPU that were asked for so far.
@@ -240,6 +261,15 @@ impl Gpu {
         | GpuCopy::Within { into: piece, .. }) = &copy;
         self.inner().staged.fetch_add(piece.bytes() as u64, std::sync::atomic::Ordering::Relaxed);
         self.copy(copy, under_way)
+    }
+
+    /// Has later copies to host memory wait for all copies from there that were asked for so far.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub(crate) fn order_copies_to_host(&self) -> Result<(), GpuError> {
+        let inner = self.inner();
+        inner.into.hold_queue(&inner.out)
     }
 
     /// Makes memory of the GPU zero, behind the copies within the GPU that were asked for before.

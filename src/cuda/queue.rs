@@ -298,6 +298,11 @@ impl GpuQueue {
         })
     }
 
+    /// Has later work of another queue of this GPU wait for what this one has now.
+    pub(super) fn hold_queue(&self, other: &GpuQueue) -> Result<(), GpuError> {
+        self.hold_stream(other.stream)
+    }
+
     /// Has the stream tell when it has come so far.
     fn write(&self, driver: &dyn Driver, state: &mut QueueState, number: u64) -> Result<(), Code> {
         match &self.counter {

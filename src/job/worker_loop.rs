@@ -355,7 +355,10 @@ mod tests {
         let plan = JobPlan::servers(1).timeout(PATIENCE);
         let mut given = None;
         std::thread::scope(|scope| {
-            let connect = |_: &[Address], within| Ok(given = Some(within));
+            let connect = |_: &[Address], within| {
+                given = Some(within);
+                Ok(())
+            };
             let connecting = scope.spawn(|| worker.with_servers(&plan, connect));
             let until = Instant::now() + LATE;
             poll_until(&mut hub, || Instant::now() > until);

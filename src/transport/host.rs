@@ -1,6 +1,7 @@
 //! The host that a process runs on, as far as memory can be shared with it.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,9 @@ impl Host {
         let boot = read("/proc/sys/kernel/random/boot_id");
         let link = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Host { name, identity: identity(boot.trim(), &link.display().to_string()) }
+        // One for each process.
+        static OWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
+        Host { name, identity: identity(boot.trim(), &link.display().to_string(), *OWN) }
     }
 
     /// One that no process runs on: for tests and plans.
@@ -44,18 +47,15 @@ impl Host {
     }
 }
 
-/// The identity of the host of this boot and network name space. Without either it is one of this process alone, which
-/// shares memory with no other: those of all hosts would look alike.
-fn identity(boot: &str, network: &str) -> String {
-    static OWN: LazyLock<u64> = LazyLock::new(|| {
+/// The identity of the host of this boot and network name space. Without either it is that of the process with the
+/// number `own` alone, which shares memory with no other: those of all hosts would look alike.
+fn identity(boot: &str, network: &str, own: u64) -> String {
+    if boot.is_empty() || network.is_empty() {
         tracing::warn!(
             "this process shares memory with no other: /proc does not tell the boot of the kernel \
-             (sys/kernel/random/boot_id) and the network name space (self/ns/net); mount all of it"
+             (sys/kernel/random/boot_id) or the network name space (self/ns/net); mount all of it"
         );
-        getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()))
-    });
-    if boot.is_empty() || network.is_empty() {
-        return format!("process {:x}", *OWN);
+        return format!("process {own:x}");
     }
     format!("{boot} {network} user {}", rustix::process::geteuid().as_raw())
 }
@@ -71,16 +71,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_cannot_tell_its_host_shares_memory_with_no_other_host() {
-        let host = |boot: &str, network: &str| Host { name: "n".into(), identity: identity(boot, network) };
-        assert!(host("b", "net:[1]").shares_memory_with(&host("b", "net:[1]")));
-        assert!(!host("b", "net:[1]").shares_memory_with(&host("c", "net:[1]")));
+    fn a_process_that_cannot_tell_its_host_shares_memory_with_no_other() {
+        let host = |boot: &str, network: &str, own| Host {
+            name: "n".into(),
+            identity: identity(boot, network, own),
+        };
+        assert!(host("b", "net:[1]", 1).shares_memory_with(&host("b", "net:[1]", 2)));
+        assert!(!host("b", "net:[1]", 1).shares_memory_with(&host("c", "net:[1]", 1)));
         for (boot, network) in [("", "net:[1]"), ("b", ""), ("", "")] {
-            let alone = host(boot, network);
-            assert!(alone.is_sound() && alone.shares_memory_with(&host(boot, network)));
-            // What another process of this kind would say.
-            let other = Host { name: "m".into(), identity: format!(" {network} user 0") };
-            assert!(!alone.shares_memory_with(&other) && !alone.shares_memory_with(&host("b", "net:[1]")));
+            let alone = host(boot, network, 1);
+            assert!(alone.is_sound() && alone.shares_memory_with(&host(boot, network, 1)));
+            assert!(!alone.shares_memory_with(&host(boot, network, 2)));
+            assert!(!alone.shares_memory_with(&host("b", "net:[1]", 1)));
         }
     }
 }

@@ -4,6 +4,8 @@
 //! is made once [`GroupMemory::is_quiet`] says so, and nothing that depends on it begins before.
 
 use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 
 use smallvec::SmallVec;
 
@@ -26,6 +28,9 @@ pub(super) struct GroupMemory {
     pub(super) current: usize,
     /// What GPUs were asked for.
     pub(super) copies: Copies,
+    /// The fault of a GPU with which some of that was not made: what the parameters are is not known any more.
+    #[cfg(feature = "cuda")]
+    fault: OnceLock<GpuError>,
 }
 
 pub(super) enum GroupBuffers {
@@ -52,11 +57,19 @@ impl GroupMemory {
                 match *gpu {}
             }
         };
-        Ok(GroupMemory { buffers, current: 0, copies: Copies::default() })
+        Ok(GroupMemory {
+            buffers,
+            current: 0,
+            copies: Copies::default(),
+            #[cfg(feature = "cuda")]
+            fault: OnceLock::new(),
+        })
     }
 
     /// The parameters' values.
     pub(super) fn values(&self) -> Result<&[f32], Error> {
+        // What a GPU has copied is let go of.
+        self.is_quiet()?;
         match &self.buffers {
             GroupBuffers::Host(buffers) => buffers[self.current].f32s().ok_or(IN_FLIGHT),
             #[cfg(feature = "cuda")]
@@ -66,6 +79,7 @@ impl GroupMemory {
 
     /// The same, to change them.
     pub(super) fn values_mut(&mut self) -> Result<&mut [f32], Error> {
+        self.is_quiet()?;
         match &mut self.buffers {
             GroupBuffers::Host(buffers) => buffers[self.current].f32s_mut().ok_or(IN_FLIGHT),
             #[cfg(feature = "cuda")]
@@ -92,9 +106,19 @@ impl GroupMemory {
     /// It does not wait.
     ///
     /// # Errors
-    /// Work of this process on a GPU failed. None is under way any more, and some was not made.
+    /// Work of this process on a GPU failed. None is under way any more, and some was not made. It stays so.
     pub(super) fn is_quiet(&self) -> Result<bool, Error> {
-        Ok(self.copies.are_done()? || mutant!("group_mean_before_its_copies"))
+        let are_done = self.copies.are_done();
+        #[cfg(feature = "cuda")]
+        {
+            if let Err(Error::Gpu(fault)) = &are_done {
+                let _first = self.fault.set(fault.clone());
+            }
+            if let Some(fault) = self.fault.get() {
+                return Err(fault.clone().into());
+            }
+        }
+        Ok(are_done? || mutant!("group_mean_before_its_copies"))
     }
 
     /// What was begun of a mean is to begin again.

@@ -146,9 +146,8 @@ const TURNS: usize = 8;
 
 impl<T: Transport> GroupMember<T> {
     /// Begins to listen at `address` as the member `rank` of `members`, each with `elements` parameters. Then
-    /// [`GroupListener::connect`] meets the others. Over a transport with a GPU
-    /// (`Shm::with_gpu`, say) the parameters of this member are there. Others may have theirs in host memory: the means
-    /// have the same bits.
+    /// [`GroupListener::connect`] meets the others. Over a transport with a GPU (`Shm::with_gpu`, say) the parameters of
+    /// this member are there. Others may have theirs in host memory: the means have the same bits.
     ///
     /// # Errors
     /// An argument is out of its range, the address cannot be listened at, or a GPU is to average the parameters of
@@ -232,7 +231,7 @@ impl<T: Transport> GroupMember<T> {
     /// The parameters: this member's own, or the mean since the last round.
     ///
     /// # Errors
-    /// They are on a GPU (`GpuError::OnGpu`), or a copy of a GPU uses them.
+    /// They are on a GPU (`GpuError::OnGpu`), a copy of a GPU is under way that uses them, or one was not made.
     pub fn parameters(&self) -> Result<&[f32], Error> {
         self.memory.values()
     }
@@ -263,8 +262,8 @@ impl<T: Transport> GroupMember<T> {
     ///
     /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
     /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up. So it may after errors of a GPU
-    /// that has not made its copies by then (`GpuError::NotCopied`) or that refuses one. After a fault of the GPU drop
-    /// the member: the others go on once its connections end.
+    /// that has not made its copies by then (`GpuError::NotCopied`) or that refuses one. After a fault of the GPU each
+    /// later call tells it again: drop the member, and the others go on once its connections end.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
         if matches!(self.round.phase, RoundPhase::None) || self.round.number != round {
             self.start_average(round, group)?;
@@ -301,7 +300,11 @@ impl<T: Transport> GroupMember<T> {
         self.average(round, &group, timeout)
     }
 
-    /// Begins a round.
+    /// Begins a round: [`poll`](Self::poll) moves it on.
+    ///
+    /// # Errors
+    /// A round is under way, or this one is over; `group` is no list of ranks in order with this member's among them; a
+    /// GPU fails that is to copy the parameters, and then the round has begun.
     pub fn start_average(&mut self, round: u64, group: &[usize]) -> Result<(), Error> {
         let operation = "begin a round";
         if !matches!(self.round.phase, RoundPhase::None) {

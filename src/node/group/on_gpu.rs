@@ -251,15 +251,14 @@ impl<T: Transport> GroupMember<T> {
         let memory = &mut self.memory;
         match &mut memory.buffers {
             GroupBuffers::Host(buffers) => {
+                // Copies to host memory and from there are in no order by themselves.
+                stream.wait_for_copies_to_host()?;
                 let region = HostBytes::Region(buffers[memory.current].share());
                 stream.copy_from_host(region, range.start, into, memory.copies.tickets())?;
             }
             GroupBuffers::Gpu(gpu) => {
                 let from = gpu.slice(memory.current, range)?;
-                let copied = stream.copy_within(&from, into, memory.copies.tickets());
-                // Also after an error: a copy that is under way cannot be called off.
-                let ordered = stream.wait_for_copies();
-                copied.and(ordered)?;
+                stream.copy_within_before(&from, into, memory.copies.tickets())?;
             }
         }
         Ok(())
@@ -285,7 +284,10 @@ impl<T: Transport> GroupMember<T> {
         let into = self.memory.parameters(range)?;
         let copies = self.memory.copies.tickets();
         match &into {
-            PayloadSlice::Host(into) => stream.copy_to_host(from, into, copies)?,
+            PayloadSlice::Host(into) => {
+                stream.gpu().order_copies_to_host()?;
+                stream.copy_to_host(from, into, copies)?;
+            }
             PayloadSlice::Gpu(into) => stream.copy_within(from, into, copies)?,
         }
         Ok(())

@@ -171,11 +171,21 @@ impl VerbsEndpoint {
         self.ways = rails.iter().map(|rail| rail.way).collect();
     }
 
-    /// Notes that the peer did not answer on these rails, a bit for each.
+    /// Notes the ways on which the peer did not answer, though it is there.
     #[cold]
-    fn note_unanswered(&self, rails: u8) {
-        let of_rail = |(rail, way): (usize, &Option<PeerWay>)| way.filter(|_| rails & 1 << rail != 0);
-        self.ways.iter().enumerate().filter_map(of_rail).for_each(|way| self.shared.note_unanswered(way));
+    fn note_unanswered(&mut self) {
+        let of_beats = u8::from(lock(&self.heartbeat).is_unanswered());
+        let rails = self.data.as_mut().map_or(0, Rails::take_unanswered) | of_beats;
+        if rails == 0 || mutant!("way_unanswered_again") {
+            return;
+        }
+        // One that is gone answers nowhere.
+        self.hear();
+        if self.over.is_none() {
+            let of_rail = |(rail, way): (usize, &Option<PeerWay>)| way.filter(|_| rails & 1 << rail != 0);
+            let ways = self.ways.iter().enumerate().filter_map(of_rail);
+            ways.for_each(|way| self.shared.note_unanswered(way));
+        }
     }
 
     /// Has the peer's wake-ups ring this.
@@ -409,6 +419,9 @@ impl VerbsEndpoint {
     /// Makes a failed request the end of the connection.
     #[cold]
     fn settle_failure(&mut self, error: Option<CompletionError>) {
+        if self.over.is_none() {
+            self.note_unanswered();
+        }
         if self.over.is_some() {
             return;
         }
@@ -417,9 +430,6 @@ impl VerbsEndpoint {
         {
             // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
             let _unheard = link.channel.send(&Hello::Note(Note::AccessViolation).encode(&[]));
-        }
-        if error == Some(CompletionError::Unreachable) && !mutant!("way_unanswered_again") {
-            self.note_unanswered(1);
         }
         self.fail(match error {
             Some(CompletionError::RemoteAccess) => REFUSED,
@@ -442,7 +452,7 @@ impl VerbsEndpoint {
                 self.settle_failure(failure)
             };
         }
-        self.note_unanswered(lost);
+        self.note_unanswered();
         self.lose_rails(lost);
     }
 

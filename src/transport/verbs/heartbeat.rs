@@ -41,6 +41,11 @@ impl HeartbeatLane {
         self.failure
     }
 
+    /// Whether the peer did not answer a beat.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.lane.as_ref().is_some_and(Initiator::is_unanswered)
+    }
+
     /// Takes what the device says of beats.
     fn look(&mut self) {
         let Some(lane) = &mut self.lane else { return };

@@ -46,6 +46,8 @@ pub(super) struct Initiator {
     /// The error of the first request that failed; all behind it are flushed.
     failure: Option<CompletionError>,
     is_failure_told: bool,
+    /// True if the failure is that the peer did not answer.
+    is_unanswered: bool,
     has_failed: bool,
     /// Entries since the last that the device reports.
     unreported: usize,
@@ -109,6 +111,7 @@ impl Initiator {
             returned: 0,
             failure: None,
             is_failure_told: false,
+            is_unanswered: false,
             has_failed: false,
             unreported: 0,
             cells,
@@ -190,6 +193,11 @@ impl Initiator {
     /// Returns the error of the first request that failed.
     pub(super) fn failure(&self) -> Option<CompletionError> {
         self.failure
+    }
+
+    /// Whether it failed since the peer's device did not answer.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.is_unanswered
     }
 
     /// Whether a request is a write that goes behind a READ which proves those before it.
@@ -554,6 +562,7 @@ impl Initiator {
                     // Requests complete in order: those before it have succeeded.
                     self.succeeded = self.succeeded.max(after - 1);
                     self.failure = Some(outcome(completion));
+                    self.is_unanswered = completion.status == sys::IBV_WC_RETRY_EXC_ERR;
                     self.has_failed = true;
                 }
             }

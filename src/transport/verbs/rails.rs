@@ -48,6 +48,8 @@ pub(super) struct Striping {
     is_repeating: bool,
     /// The lost rails that the owner has not heard of, a bit for each.
     lost: u8,
+    /// The failed rails on which the peer did not answer, of which the owner has not heard.
+    unanswered: u8,
     /// Those on which the peer takes nothing any more.
     closed: u8,
     /// The peer's grants, by their index: the name of each, and its rights.
@@ -119,6 +121,7 @@ impl Rails {
                 shares,
                 is_repeating: false,
                 lost: 0,
+                unanswered: 0,
                 closed: 0,
                 grants: theirs.names(),
                 failure: None,
@@ -250,6 +253,15 @@ impl Rails {
         match self {
             Rails::One(_) => 0,
             Rails::Several(striping) => std::mem::take(&mut striping.lost),
+        }
+    }
+
+    /// The rails that have failed since this was asked last and on which the peer did not answer, a bit for each.
+    #[cold]
+    pub(super) fn take_unanswered(&mut self) -> u8 {
+        match self {
+            Rails::One(first) => u8::from(first.is_unanswered()),
+            Rails::Several(striping) => std::mem::take(&mut striping.unanswered),
         }
     }
 
@@ -504,6 +516,7 @@ impl Striping {
         for (index, pair) in self.pairs.iter().enumerate() {
             let Some(PostingPair { initiator, .. }) = pair else { continue };
             if initiator.has_failed() {
+                self.unanswered |= u8::from(initiator.is_unanswered()) << (index % rails);
                 failed |= if is_refused(initiator) { 1 } else { 1 << (index % rails) };
             }
         }
@@ -540,6 +553,7 @@ impl Striping {
             let is_silent = beyond.is_some_and(|beyond| beyond > longest_transfer(bytes(), further.speed));
             silent |= u8::from(is_silent) << rail;
         }
+        self.unanswered |= silent;
         self.lose_rails(silent);
     }
 

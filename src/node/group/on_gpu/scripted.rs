@@ -481,6 +481,62 @@ mod tests {
         expect_means(&mut processes, &[0, 2], &[0, 1, 2], &ended);
     }
 
+    /// Members in host memory, the first of which a GPU copies from and to.
+    fn in_host_memory() -> (Side, Vec<Process<Shm>>) {
+        let (side, _) = Side::new::<Shm>(ELEMENTS);
+        (side, meet::<Shm>(&[false, false], ELEMENTS, options()))
+    }
+
+    #[test]
+    fn host_parameters_are_free_again_once_a_gpu_has_copied_them() {
+        let (side, mut processes) = in_host_memory();
+        let member = &mut processes[0].member;
+        side.set(member, &values(0, 0, ELEMENTS)).unwrap();
+        assert!(matches!(member.parameters_mut(), Err(Error::InFlight { .. })));
+        side.driver.finish();
+        assert_eq!(bits(member.parameters_mut().unwrap()), bits(&values(0, 0, ELEMENTS)));
+        side.get(member).unwrap();
+        assert!(member.parameters().is_ok() && member.parameters_mut().is_ok());
+    }
+
+    /// In whichever order the driver does the work of streams that no event orders.
+    #[test]
+    fn copies_of_a_gpu_to_host_parameters_and_from_there_are_in_order() {
+        for round in 0..8 {
+            let (side, mut processes) = in_host_memory();
+            let member = &mut processes[0].member;
+            let (old, new) = (values(0, round, ELEMENTS), values(1, round + 1, ELEMENTS));
+            side.set(member, &old).unwrap();
+            assert_eq!(bits(&side.get(member).unwrap()), bits(&old), "it copied what was there before");
+
+            // What another stream brings comes behind what this one takes.
+            let (gpu, raw, stream) = side.driver.open_gpu();
+            let weights = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+            let other = Side { driver: side.driver.clone(), raw, stream, weights };
+            member.copy_parameters_to_gpu(0, &side.weights.whole(), &side.stream).unwrap();
+            other.set(member, &new).unwrap();
+            side.driver.finish();
+            let seen = side.driver.bytes(side.weights.pointer(), 4 * ELEMENTS);
+            let seen = seen.as_chunks::<4>().0.iter().map(|value| u32::from_le_bytes(*value));
+            assert!(seen.eq(bits(&old)), "it copied a mixture");
+            assert_eq!(bits(member.parameters().unwrap()), bits(&new));
+        }
+    }
+
+    #[test]
+    fn host_parameters_that_a_gpu_has_not_copied_for_a_fault_are_never_averaged() {
+        let (side, mut processes) = in_host_memory();
+        let member = &mut processes[0].member;
+        side.set(member, &values(0, 0, ELEMENTS)).unwrap();
+        side.driver.fault(ILLEGAL_ADDRESS);
+        for _ in 0..2 {
+            let error = member.average(0, &[0, 1], Duration::from_millis(100)).unwrap_err();
+            assert!(matches!(error, Error::Gpu(GpuError::Faulted { .. })), "{error}");
+            assert!(member.parameters().is_err() && member.parameters_mut().is_err());
+        }
+        assert_eq!(member.statistics().bytes, 0);
+    }
+
     fn an_average_that_no_gpu_makes_says_so_and_goes_on_later<T: OfGpu>() {
         let mut processes = meet::<T>(&[true, false], ELEMENTS, options());
         let (mut other, mut own) = (processes.pop().unwrap(), processes.pop().unwrap());
