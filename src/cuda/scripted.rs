@@ -167,11 +167,16 @@ impl Scripted {
     /// The same of its device of this ordinal.
     pub(crate) fn open_gpu_at(self: &Arc<Self>, ordinal: u32) -> (Gpu, usize, GpuStream) {
         let gpu = Gpu::with_driver(self.clone(), ordinal).expect("a device");
-        let primary = self.state().primary_of(ordinal as i32);
+        let (raw, stream) = self.stream_of_caller(&gpu);
+        (gpu, raw, stream)
+    }
+
+    /// A stream of the caller's.
+    pub(crate) fn stream_of_caller(&self, gpu: &Gpu) -> (usize, GpuStream) {
+        let primary = self.state().primary_of(gpu.ordinal() as i32);
         let raw = self.stream(primary);
         // SAFETY: a stream that is never ended.
-        let stream = unsafe { GpuStream::of_caller(&gpu, raw) }.expect("a stream");
-        (gpu, raw, stream)
+        (raw, unsafe { GpuStream::of_caller(gpu, raw) }.expect("a stream"))
     }
 
     fn state(&self) -> MutexGuard<'_, ScriptedState> {

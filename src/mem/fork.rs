@@ -86,7 +86,8 @@ pub(crate) fn true_in_a_forked_child(child: impl FnOnce() -> bool) -> bool {
         let pid = libc::fork();
         assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
         if pid == 0 {
-            libc::_exit(i32::from(!child()));
+            let is_true = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
+            libc::_exit(i32::from(!is_true.unwrap_or(false)));
         }
         let mut status = 0;
         assert_eq!(libc::waitpid(pid, &mut status, 0), pid);

@@ -68,7 +68,10 @@ mod tests {
         }
         let (end, is_time) = channel::<()>();
         let mut thread = Some(OwnThread::start("slackline-test", move || _ = is_time.recv()).unwrap());
-        assert!(true_in_a_forked_child(|| thread.take().unwrap().end(|| unreachable!("it is not asked"))));
+        assert!(true_in_a_forked_child(|| {
+            let mut is_asked = false;
+            thread.take().unwrap().end(|| is_asked = true) && !is_asked
+        }));
         assert!(thread.take().unwrap().end(move || drop(end)));
     }
 }

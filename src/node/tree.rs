@@ -620,8 +620,8 @@ mod tests {
         let mut tree = Tree::new((7, Version::new(0)), Host::named("trainer"), 2, Duration::MAX);
         let mut relay = Scripted::new(0, "h0", 2);
         relay.announce(&mut tree, 1.0);
-        for seconds in [2.0, 3.0] {
-            relay.joiner.lost = Some(5);
+        for (lost, seconds) in [(Some(5), 2.0), (None, 3.0)] {
+            relay.joiner.lost = lost;
             relay.announce(&mut tree, seconds);
         }
         assert_eq!(relay.reads_from(), Some(TreePosition::PUBLISHER));

@@ -1,5 +1,9 @@
 //! Steps of a worker: what they lend, what they cost, and what dropping one does.
 
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
 use slackline::weights::{Publisher, PublisherOptions};
 use slackline::{
     Address, ElementType, Error, Server, ServerOptions, Shm, Step, Table, Worker, WorkerOptions,
@@ -58,6 +62,40 @@ fn the_most_peers_that_an_owner_may_have_room_for_are_served() {
         drop(worker);
         assert!(serving.join().unwrap());
     });
+}
+
+#[test]
+fn a_flush_waits_for_a_gradient_that_had_no_time_to_be_announced() {
+    const MANY: usize = 1 << 16;
+    let table = Table::flat(MANY as u64, ElementType::F32).unwrap();
+    let mut options = ServerOptions::new(SchemeConfig::Asp, 1, 0.5);
+    options.memory.chunk_bytes = 64;
+    let mut server = Server::new(Shm::new(), &Address::random(), table, &[0.0; MANY], options).unwrap();
+    let (addresses, stepped, rests) = ([server.address()], &AtomicBool::new(false), &Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let options = WorkerOptions::new(SchemeConfig::Asp);
+            let mut worker = Worker::connect(Shm::new(), &addresses, options, TIMEOUT).unwrap();
+            let mut step = worker.step(TIMEOUT).unwrap();
+            step.gradient().unwrap().fill(1.0);
+            stepped.store(true, Relaxed);
+            rests.wait();
+            let begun = step.publish(None, Duration::ZERO);
+            assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
+            let flushed = worker.flush(Duration::from_millis(100));
+            assert!(
+                matches!(flushed, Err(Error::Deadline { .. })),
+                "the server has folded nothing: {flushed:?}"
+            );
+            rests.wait();
+            worker.flush(TIMEOUT).unwrap();
+        });
+        assert!(server.drive(|_| stepped.load(Relaxed), TIMEOUT).unwrap());
+        rests.wait();
+        rests.wait();
+        assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
+    });
+    assert_eq!(server.parameters().unwrap(), [-0.5; MANY]);
 }
 
 #[test]

@@ -510,8 +510,8 @@ mod tests {
             assert_eq!(bits(&side.get(member).unwrap()), bits(&old), "it copied what was there before");
 
             // What another stream brings comes behind what this one takes.
-            let (gpu, raw, stream) = side.driver.open_gpu();
-            let weights = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+            let (raw, stream) = side.driver.stream_of_caller(side.stream.gpu());
+            let weights = GpuMemory::allocate(side.stream.gpu(), 4 * ELEMENTS).unwrap();
             let other = Side { driver: side.driver.clone(), raw, stream, weights };
             member.copy_parameters_to_gpu(0, &side.weights.whole(), &side.stream).unwrap();
             other.set(member, &new).unwrap();

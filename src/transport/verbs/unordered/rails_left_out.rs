@@ -217,6 +217,27 @@ fn a_rail_on_which_the_peer_does_not_answer_is_left_out_next_time() {
     }
 }
 
+/// An adapter whose own port goes down says as well that the peer did not answer.
+#[test]
+fn a_rail_whose_port_was_down_is_used_again_as_soon_as_it_is_up() {
+    let device = Unordered::new(0, false);
+    let verbs = verbs_from(&device, 1);
+    let mut listener = listen(&verbs);
+    let region = verbs.allocate(64, WORDS).unwrap();
+    let mut connect = || connect_to(&verbs, &mut listener, || offer(&region), Vec::new());
+    let ([mut poster, target], [granted, _]) = connect();
+    device.cut(1);
+    let write = Operation::WriteInline { data: Inline::word(1), remote: granted[0].slice(0, 8).unwrap() };
+    poster.post(&[WorkRequest::signalled(1, write)]).unwrap();
+    while device.step() {}
+    device.take_down(1);
+    assert_eq!(poster.poll().map(|completion| completion.result), Some(Err(CompletionError::Unreachable)));
+    drop((poster, target));
+    device.bring_up(1);
+    let _ends = connect();
+    assert_eq!(device.used_ports(), HashSet::from([1, 2, 3]));
+}
+
 #[test]
 fn a_rail_that_was_lost_while_its_port_was_up_is_left_out_next_time() {
     let device = Unordered::new(0, false);
