@@ -222,7 +222,7 @@ impl PyReader {
                 Ok(brought) => brought,
                 Err(_) => {
                     let waiting = Mutex::new(version);
-                    let waited = in_slices(py, deadline, |slice| received(&waiting, slice));
+                    let waited = in_slices(py, deadline, |slice| Ok(received(&waiting, slice)));
                     let version = waiting.into_inner().unwrap_or_else(PoisonError::into_inner);
                     match waited {
                         Ok(Some(brought)) => brought,
@@ -283,13 +283,17 @@ fn none_staged(cause: &str) -> Failure {
     Failure::out_of_turn(SWAPPING, cause, "call prefetch first")
 }
 
+fn connected_again() -> Failure {
+    none_staged("the reader has connected again since the prefetch")
+}
+
 /// What the thread of a prefetch has left, if it has.
-fn received(version: &Mutex<Receiver<Brought>>, slice: Duration) -> Result<Option<Brought>, Failure> {
+fn received(version: &Mutex<Receiver<Brought>>, slice: Duration) -> Option<Brought> {
     match version.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(slice) {
-        Ok(brought) => Ok(Some(brought)),
-        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Ok(brought) => Some(brought),
+        Err(RecvTimeoutError::Timeout) => None,
         Err(RecvTimeoutError::Disconnected) => {
-            Err(Failure::new(Class::Error, SWAPPING, "the thread panicked", "please report it"))
+            Some(Err(Failure::new(Class::Error, SWAPPING, "the thread panicked", "please report it")))
         }
     }
 }
@@ -305,7 +309,7 @@ fn stage(shared: &Shared, connection: u64, request: Request, deadline: Deadline)
                 return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
             };
             if shared.connection() != connection {
-                return Err(none_staged("the reader has connected again since the prefetch"));
+                return Err(connected_again());
             }
             match shared.is_pinned.load(Ordering::SeqCst) {
                 // A copy would let go of the pin.
@@ -447,8 +451,9 @@ impl PyReader {
 
     /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
     /// publisher leaves it as it is until the block ends; then its arrays raise. Shared memory only: elsewhere
-    /// Unsupported. The arguments are those of `pull`. It is the whole table, also of a reader with `select`. Once the
-    /// block has ended, and the version was as it was until then, `Publisher.wait` counts it as held by this reader.
+    /// Unsupported. The arguments are those of `pull`. It is the whole table, also of a reader with `select`.
+    /// `Publisher.wait` counts the pin; once the block has ended, and the version was as it was until then, this reader
+    /// holds it.
     ///
     /// An array (of numpy, say) that looks at the pinned memory and is still alive at the end of the block is a
     /// BufferError; the version stays pinned until the array is gone. A process that is silent for longer than the
@@ -520,10 +525,20 @@ impl PyReader {
     fn swap(&self, py: Python<'_>, timeout: f64) -> PyResult<Snapshot> {
         crate::fork::check(self.shared.guard, SWAPPING)?;
         let deadline = Deadline::after(timeout)?;
-        let staged = self.take_staged()?;
-        let (stays, pulled) = self.await_staged(py, staged, deadline);
-        *self.staged() = stays;
-        Ok(self.snapshot(pulled?))
+        let taken = self.take_staged()?;
+        let connection = taken.connection;
+        let (stays, pulled) = self.await_staged(py, taken, deadline);
+        let has_connected = {
+            let mut staged = self.staged();
+            // `forget_staged` counts the connection first, and then drops what it finds.
+            let has_connected = self.shared.connection() != connection;
+            *staged = if has_connected { Staging::None } else { stays };
+            has_connected
+        };
+        match pulled? {
+            _ if has_connected => Err(connected_again().into()),
+            pulled => Ok(self.snapshot(pulled)),
+        }
     }
 
     /// Name, element type and shape of each tensor.
@@ -579,6 +594,8 @@ impl PyReader {
                         }
                         // The reason for which it was refused says more than that the time is over.
                         Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {}
+                        // An attempt that the deadline has cut short does not know whether the host answers.
+                        Err(Error::Connect(_)) if last.is_some() && deadline.left().is_zero() => {}
                         // The time that was waited in all, and not the last attempt's.
                         Err(Error::Deadline { operation, needed, seen, awaited, .. }) => {
                             let waited = deadline.timeout;
