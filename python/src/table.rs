@@ -14,6 +14,7 @@ use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
 use crate::gpu::Streams;
 use crate::source::Given;
+use crate::view::ArrayView;
 
 /// One tensor of a table.
 #[derive(Clone, Debug)]
@@ -93,15 +94,17 @@ impl Layout {
             let (name, array): (String, Bound<'_, PyAny>) = pair?.extract()?;
             let index =
                 self.find(&name).ok_or_else(|| refuse(format!("the table has no tensor {name:?}")))?;
+            let viewed = ArrayView::dtype_of(&array);
             let array = Given::get(&array, streams)?;
+            let dtype = viewed.unwrap_or_else(|| array.dtype());
             let spec = &self.specs[index];
             let fits = array.shape().iter().map(|side| *side as isize).eq(spec.lent_shape.iter().copied());
-            if !spec.dtype.takes(array.dtype()) || !fits {
+            if !spec.dtype.takes(dtype) || !fits {
                 return Err(refuse(format!(
                     "{name:?} is {} {:?}, and an array of {} {:?} was given",
                     spec.dtype.name,
                     spec.lent_shape,
-                    array.dtype().name,
+                    dtype.name,
                     array.shape()
                 )));
             }
