@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use slackline::internals::mem::{Streaming, VolatileSlice};
 
 use crate::dlpack::{self, Export};
-use crate::dtype::{self, Dtype};
+use crate::dtype;
 use crate::errors::{Class, Failure};
 use crate::gpu::Streams;
 use crate::lease::Lease;
@@ -106,9 +106,9 @@ impl ArrayView {
         Self::numpy(&Bound::new(py, bits)?)
     }
 
-    /// The element type of a view, which its buffer cannot name where numpy has no such type.
-    pub(crate) fn dtype_of(object: &Bound<'_, PyAny>) -> Option<&'static Dtype> {
-        object.cast::<ArrayView>().ok().map(|view| view.get().spec.dtype)
+    /// The element type and the shape of a view, which its buffer cannot tell where numpy has no such type.
+    pub(crate) fn spec_of(object: &Bound<'_, PyAny>) -> Option<Arc<Spec>> {
+        object.cast::<ArrayView>().ok().map(|view| Arc::clone(&view.get().spec))
     }
 
     /// The SHA-256 of its bytes.
@@ -203,7 +203,7 @@ impl ArrayView {
     /// Raises ValueError if the view is read-only.
     fn __setitem__(slf: &Bound<'_, Self>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
         let own = slf.get().spec.dtype;
-        if let Some(given) = Self::dtype_of(value)
+        if let Some(given) = Self::spec_of(value).map(|spec| spec.dtype)
             && !own.takes(given)
             && !(own.is_native && given.is_native)
         {

@@ -185,6 +185,16 @@ def test_a_view_is_written_to_a_view_of_its_type_or_of_its_bits_and_numpy_turns_
         assert (framed("float64", snapshot["f32"]) == 1).all()
 
 
+@pytest.mark.parametrize("name", ["float32", *OPAQUE, "float4_e2m1fn"])
+def test_a_table_of_views_has_their_types_and_takes_them(name: str) -> None:
+    specs = [slackline.TensorSpec("x", name, (3, 5))]
+    with slackline.Publisher(specs) as first, slackline.Reader(first.address) as reader:
+        snapshot = reader.pull()
+        with slackline.Publisher(snapshot) as second:
+            assert second.metadata == specs
+            assert second.publish(snapshot) == 1
+
+
 def test_what_cannot_be_looked_at_is_the_cause_of_the_refusal() -> None:
     released = memoryview(bytearray(6))
     released.release()
