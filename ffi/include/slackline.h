@@ -1487,11 +1487,12 @@ typedef struct slackline_publisher_options {
     /**
      * Memory of the caller's on that GPU for the frames; it is read during the call. The range has exactly `frames`
      * times the bytes of the table, which are rounded up to a multiple of 4096. It is cleared, behind the work that
-     * its stream has at the time of the call, and from then on only written by way of the publisher. Over shared
-     * memory it is of `cudaMalloc`, which other processes open where it lies. `release` is called after the publisher
-     * is destroyed, once no copy uses the memory and no reader has it open any more; also if the call fails, unless
-     * the options cannot be read or `publisher` is NULL. A publisher of tables and a relay take none. By default NULL:
-     * the frames are in memory of the library's own.
+     * its stream has at the time of the call, and from then on only written by way of the publisher. The call waits
+     * for that, and is `SLACKLINE_STATUS_DEADLINE` if it takes more than 30 seconds. Over shared memory it is of
+     * `cudaMalloc`, which other processes open where it lies. `release` is called after the publisher is destroyed,
+     * once no copy uses the memory and no reader has it open any more; also if the call fails, unless the options
+     * cannot be read or `publisher` is NULL. A publisher of tables and a relay take none. By default NULL: the frames
+     * are in memory of the library's own.
      */
     const struct slackline_gpu_range *gpu_memory;
 } slackline_publisher_options;

@@ -167,7 +167,6 @@ impl Looked {
 
 const NO_THREAD: &str = "copies of a GPU take a publisher with a thread: set `background` in its options";
 
-/// The version that is being written.
 /// Fails if these are not the bytes of a version, before what was begun is given up for them.
 fn expect_length(publisher: &BackgroundPublisher<NamedFabric>, bytes: &[u8]) -> Result<(), Error> {
     let expected = publisher.bytes();

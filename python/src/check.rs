@@ -13,9 +13,10 @@ use crate::wait::time;
 /// program `slackline check` does the same with files.
 ///
 /// `lines` is an iterable of records, each the text of a `Snapshot.certificate`, a `Frame.publication` or a
-/// `Publisher.publish_recorded`, in any order and of any number of processes: an open file is one. Blank lines count
-/// for nothing. `clock_error` is the most, in seconds, by which the clocks of two hosts differ; processes of one host
-/// have one clock.
+/// `Publisher.publish_recorded`, in any order and of any number of processes: an open file is one (`open(FILE,
+/// encoding="utf-8", errors="replace")`, as its last line may have been cut inside a character). Blank lines count for
+/// nothing. `clock_error` is the most, in seconds, by which the clocks of two hosts differ; processes of one host have
+/// one clock.
 ///
 /// A last line without its end that is the beginning of a record, or comes behind records that have their ends, is that
 /// of a process that was killed while it wrote it: it is left out, and `Verdict.unfinished` says so.

@@ -47,7 +47,8 @@ impl<T: Send> Owned<T> {
 
 impl<T: Send> Drop for Owned<T> {
     fn drop(&mut self) {
-        let value = self.lock().take();
+        // A fork may have left the lock to a thread that the child does not have.
+        let value = self.value.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         match self.guard.is_inherited() {
             // In a forked child its threads are not there, and its connections are the parent's.
             true => std::mem::forget(value),

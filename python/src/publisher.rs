@@ -50,7 +50,8 @@ const ALIGN: u64 = 256;
 /// has exactly the bytes of `frames` versions: those of all tensors, each rounded up to a multiple of 256, and their
 /// sum to one of 4096. It is cleared, behind the work that torch's current stream has (of other tensors the one that
 /// they name, or the default stream), and is left alone from then on; it is kept until the last reader has let go of
-/// it. Over shared memory it is of cudaMalloc, which torch's is without expandable segments, else Unsupported.
+/// it. The constructor waits until it is cleared, without looking for signals, and raises DeadlineError after 30
+/// seconds. Over shared memory it is of cudaMalloc, which torch's is without expandable segments, else Unsupported.
 ///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
 /// address cannot be listened at.
@@ -235,9 +236,9 @@ impl PyPublisher {
     }
 
     /// Waits until so many readers (without a number: as many as are in when the call begins, less those that leave or
-    /// are lost meanwhile) hold `version` or a newer one, and returns what all readers hold. A reader holds what it has
-    /// copied, and what it has pinned once the block of the pin has ended. Raises DeadlineError after `timeout`
-    /// seconds.
+    /// are lost meanwhile) hold `version` or a newer one, and returns what all readers hold. A version that a reader
+    /// has pinned counts from the moment of the pin; `ReaderStatus.holds` names it once the block of the pin has ended,
+    /// and what was copied at once. Raises DeadlineError after `timeout` seconds.
     #[pyo3(signature = (version, *, readers=None, timeout=30.0))]
     fn wait(
         &self,

@@ -1,8 +1,9 @@
 //! `slackline.Reader`.
 
+mod staged;
+
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -12,6 +13,7 @@ use slackline::scheme::Bound as VersionBound;
 use slackline::weights::{Reader, ReaderOptions};
 use slackline::{Address, Diagnostic as _, Error};
 
+use self::staged::Staging;
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
@@ -20,33 +22,12 @@ use crate::lease::Lease;
 use crate::names::Search;
 use crate::owned::closed_by_block;
 use crate::pin::Pin;
-use crate::reading::{PINNING, PULLING, Pulled, Pulling, Reading, Request, Shared, hold, newest_from, pull};
+use crate::reading::{PINNING, PULLING, Pulled, Reading, Request, Shared, hold, newest_from, pull};
 use crate::record::{Asked, Read};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
 use crate::turns::Turn;
-use crate::wait::{Deadline, detached, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
-
-/// Whether there is a prefetch.
-enum Staging {
-    None,
-    There(Staged),
-    /// A swap has taken it, and waits for its version.
-    Awaited,
-}
-
-/// A prefetch.
-struct Staged {
-    /// The connection of which the version is to be.
-    connection: u64,
-    request: Request,
-    timeout: Duration,
-    /// Where its thread leaves the version: taking one that is there costs no more than a lock.
-    version: Receiver<Brought>,
-}
-
-/// What a prefetch has ended with.
-type Brought = Result<Pulled, Failure>;
+use crate::wait::{Deadline, detached, idle as way_to_idle, in_thread, timeout as seconds};
 
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
@@ -172,163 +153,14 @@ impl PyReader {
         Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts, read }
     }
 
-    /// Held by no thread that waits, or that makes an exception: that runs code of Python, which lets other threads
-    /// have the interpreter, and they wait with it for this lock.
-    fn staged(&self) -> MutexGuard<'_, Staging> {
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Starts the thread of a prefetch, which is over once the reader has another connection than this.
-    fn begin_staging(
-        &self,
-        connection: u64,
-        request: Request,
-        deadline: Deadline,
-    ) -> Result<Staged, Failure> {
-        let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new().name("slackline-prefetch".into());
-        let (leave, version) = mpsc::sync_channel(1);
-        let started = thread.spawn(move || drop(leave.send(stage(&shared, connection, request, deadline))));
-        started.map_err(|source| Error::Thread { what: "a prefetch", source })?;
-        Ok(Staged { connection, request, timeout: deadline.timeout, version })
-    }
-
-    /// Takes the prefetch for a swap.
-    fn take_staged(&self) -> Result<Staged, Failure> {
-        let mut staged = self.staged();
-        match std::mem::replace(&mut *staged, Staging::Awaited) {
-            Staging::There(there) => Ok(there),
-            Staging::Awaited => {
-                let cause = "another call waits for the version that is staged";
-                Err(Failure::out_of_turn(SWAPPING, cause, "use what that call returns"))
-            }
-            Staging::None => {
-                *staged = Staging::None;
-                Err(none_staged("no version is staged"))
-            }
-        }
-    }
-
-    /// Waits for the version of a prefetch that a swap has taken, and returns what stays staged.
-    fn await_staged(
-        &self,
-        py: Python<'_>,
-        mut staged: Staged,
-        deadline: Deadline,
-    ) -> (Staging, PyResult<Pulled>) {
-        loop {
-            let Staged { connection, request, timeout, version } = staged;
-            let brought = match version.try_recv() {
-                Ok(brought) => brought,
-                Err(_) => {
-                    let waiting = Mutex::new(version);
-                    let waited = in_slices(py, deadline, |slice| received(&waiting, slice));
-                    let version = waiting.into_inner().unwrap_or_else(PoisonError::into_inner);
-                    match waited {
-                        Ok(Some(brought)) => brought,
-                        over => {
-                            let cause = "the version is not there yet";
-                            let late = || Failure::new(Class::Deadline, SWAPPING, cause, "call again").into();
-                            let stays = Staged { connection, request, timeout, version };
-                            return (Staging::There(stays), Err(over.err().unwrap_or_else(late)));
-                        }
-                    }
-                }
-            };
-            let late = match brought {
-                // The program has had this memory from a pull, too, and may have written it.
-                Ok(pulled) if pulled.1.written().may_be() => None,
-                Ok(pulled) => return (Staging::None, Ok(pulled)),
-                // The prefetch had less time than this call has.
-                Err(late) if late.is_late() => Some(late),
-                Err(failure) => return (Staging::None, Err(failure.into())),
-            };
-            let is_over = deadline.left().is_zero();
-            let again = if is_over { Deadline::of(timeout) } else { deadline };
-            staged = match self.begin_staging(connection, request, again) {
-                Ok(again) => Staged { timeout, ..again },
-                Err(failure) => return (Staging::None, Err(failure.into())),
-            };
-            if let Some(late) = late.filter(|_| is_over) {
-                return (Staging::There(staged), Err(late.into()));
-            }
-        }
-    }
-
-    /// Has what was staged before the reader connected again handed out no more.
-    fn forget_staged(&self) {
-        self.shared.has_connected();
-        let mut staged = self.staged();
-        if let Staging::There(_) = &*staged {
-            *staged = Staging::None;
-        }
-    }
-
     /// Ends the reader, and waits for its thread.
     fn end(&self) {
         self.shared.closes.store(true, Ordering::SeqCst);
-        let staging = std::mem::replace(&mut *self.staged(), Staging::None);
-        if let Staging::There(staged) = staging {
-            // What it has brought is not asked for any more.
-            drop(staged.version.recv());
-        }
-    }
-}
-
-fn occupied() -> Failure {
-    Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first")
-}
-
-fn none_staged(cause: &str) -> Failure {
-    Failure::out_of_turn(SWAPPING, cause, "call prefetch first")
-}
-
-/// What the thread of a prefetch has left, if it has.
-fn received(version: &Mutex<Receiver<Brought>>, slice: Duration) -> Result<Option<Brought>, Failure> {
-    match version.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(slice) {
-        Ok(brought) => Ok(Some(brought)),
-        Err(RecvTimeoutError::Timeout) => Ok(None),
-        Err(RecvTimeoutError::Disconnected) => {
-            Err(Failure::new(Class::Error, SWAPPING, "the thread panicked", "please report it"))
-        }
-    }
-}
-
-/// Pulls in a thread of its own, for `prefetch`.
-fn stage(shared: &Shared, connection: u64, request: Request, deadline: Deadline) -> Brought {
-    let mut pulling = Pulling::prefetch(request);
-    loop {
-        let left = deadline.left();
-        let pulled = {
-            let mut reading = shared.reading.block();
-            let Some(reading) = reading.as_mut().filter(|_| !shared.closes.load(Ordering::SeqCst)) else {
-                return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
-            };
-            if shared.connection() != connection {
-                return Err(none_staged("the reader has connected again since the prefetch"));
-            }
-            match shared.is_pinned.load(Ordering::SeqCst) {
-                // A copy would let go of the pin.
-                true => Ok(None),
-                false => pulling.go_on(reading, left.min(Duration::from_millis(20))),
-            }
-        };
-        shared.settle();
-        let is_pinned = shared.is_pinned.load(Ordering::SeqCst);
-        if is_pinned || shared.waiting.load(Ordering::Relaxed) > 0 {
-            std::thread::sleep(TURN);
-        }
-        match pulled? {
-            Some(pulled) => return Ok(pulled),
-            None if left.is_zero() => return Err(request.late(deadline.timeout, pulling.newest)),
-            None => {}
-        }
+        self.end_staging();
     }
 }
 
 const PULLING_INTO: &str = "pulling into arrays";
-const PREFETCHING: &str = "prefetching a version";
-const SWAPPING: &str = "swapping a version in";
 const CLOSING: &str = "closing a reader";
 
 #[pymethods]
@@ -447,8 +279,9 @@ impl PyReader {
 
     /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
     /// publisher leaves it as it is until the block ends; then its arrays raise. Shared memory only: elsewhere
-    /// Unsupported. The arguments are those of `pull`. It is the whole table, also of a reader with `select`. Once the
-    /// block has ended, and the version was as it was until then, `Publisher.wait` counts it as held by this reader.
+    /// Unsupported. The arguments are those of `pull`. It is the whole table, also of a reader with `select`.
+    /// `Publisher.wait` counts the pin; once the block has ended, and the version was as it was until then, this reader
+    /// holds it.
     ///
     /// An array (of numpy, say) that looks at the pinned memory and is still alive at the end of the block is a
     /// BufferError; the version stays pinned until the array is gone. A process that is silent for longer than the
@@ -476,54 +309,6 @@ impl PyReader {
         let lease = Arc::new(lease.for_a_while("its pin has ended", move || unpin.unpin()));
         let storage = Storage::Whole(Arc::clone(&lease));
         Ok(Pin::new(self.read(Arc::clone(&self.whole), storage, facts, asked), lease, check))
-    }
-
-    /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments
-    /// are those of `pull`: bounds hold, and staleness counts, at the moment at which the version is staged. A version
-    /// that is not there within `timeout` seconds is asked for again by `swap`. Raises OutOfTurn during a pin, or if a
-    /// version is staged already.
-    #[pyo3(signature = (*, max_staleness=None, min_version=0, version=None, timeout=30.0))]
-    fn prefetch(
-        &self,
-        py: Python<'_>,
-        max_staleness: Option<u64>,
-        min_version: u64,
-        version: Option<u64>,
-        timeout: f64,
-    ) -> PyResult<()> {
-        let deadline = Deadline::after(timeout)?;
-        let request = Request::of(max_staleness, min_version, version)?;
-        if !matches!(&*self.staged(), Staging::None) {
-            return Err(occupied().into());
-        }
-        self.unpinned(py, PREFETCHING, deadline, |_reading| Ok(()))?;
-        let mut staged = self.staged();
-        // Another thread may have been first.
-        let begun = match &*staged {
-            Staging::None => self
-                .begin_staging(self.shared.connection(), request, deadline)
-                .map(|begun| *staged = Staging::There(begun)),
-            Staging::There(_) | Staging::Awaited => Err(occupied()),
-        };
-        drop(staged);
-        Ok(begun?)
-    }
-
-    /// Hands out the version that `prefetch` has brought, waiting for it at most `timeout` seconds: if it is there, a
-    /// matter of microseconds at any size. Raises what a pull would have raised.
-    ///
-    /// Bounds and staleness are those of the moment at which the version was staged: it may be older than one that was
-    /// pulled since. A prefetch whose own timeout has ended before is begun again, within this one's; after a
-    /// DeadlineError call again. Raises OutOfTurn if no version is staged, as after `reconnect`, or if another thread
-    /// waits for it.
-    #[pyo3(signature = (*, timeout=30.0))]
-    fn swap(&self, py: Python<'_>, timeout: f64) -> PyResult<Snapshot> {
-        crate::fork::check(self.shared.guard, SWAPPING)?;
-        let deadline = Deadline::after(timeout)?;
-        let staged = self.take_staged()?;
-        let (stays, pulled) = self.await_staged(py, staged, deadline);
-        *self.staged() = stays;
-        Ok(self.snapshot(pulled?))
     }
 
     /// Name, element type and shape of each tensor.
@@ -579,6 +364,8 @@ impl PyReader {
                         }
                         // The reason for which it was refused says more than that the time is over.
                         Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {}
+                        // An attempt that the deadline has cut short does not know whether the host answers.
+                        Err(Error::Connect(_)) if last.is_some() && deadline.left().is_zero() => {}
                         // The time that was waited in all, and not the last attempt's.
                         Err(Error::Deadline { operation, needed, seen, awaited, .. }) => {
                             let waited = deadline.timeout;
@@ -620,9 +407,6 @@ impl PyReader {
 }
 
 closed_by_block!(PyReader);
-
-/// The pause in which a thread that prefetches lets another one have the reader, which looks twice as often.
-const TURN: Duration = Duration::from_millis(1);
 
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);

@@ -14,6 +14,7 @@ use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
 use crate::gpu::Streams;
 use crate::source::Given;
+use crate::view::ArrayView;
 
 /// One tensor of a table.
 #[derive(Clone, Debug)]
@@ -93,15 +94,17 @@ impl Layout {
             let (name, array): (String, Bound<'_, PyAny>) = pair?.extract()?;
             let index =
                 self.find(&name).ok_or_else(|| refuse(format!("the table has no tensor {name:?}")))?;
+            let viewed = ArrayView::spec_of(&array);
             let array = Given::get(&array, streams)?;
+            let dtype = viewed.map_or_else(|| array.dtype(), |spec| spec.dtype);
             let spec = &self.specs[index];
             let fits = array.shape().iter().map(|side| *side as isize).eq(spec.lent_shape.iter().copied());
-            if !spec.dtype.takes(array.dtype()) || !fits {
+            if !spec.dtype.takes(dtype) || !fits {
                 return Err(refuse(format!(
                     "{name:?} is {} {:?}, and an array of {} {:?} was given",
                     spec.dtype.name,
                     spec.lent_shape,
-                    array.dtype().name,
+                    dtype.name,
                     array.shape()
                 )));
             }
@@ -187,9 +190,13 @@ pub(crate) fn table(given: &Bound<'_, PyAny>, align: u64) -> PyResult<(Table, Ve
     if given.hasattr("items")? {
         for pair in given.call_method0("items")?.try_iter()? {
             let (name, array): (String, Bound<'_, PyAny>) = pair?.extract()?;
+            let viewed = ArrayView::spec_of(&array);
             let array = Given::get(&array, &streams)?;
-            let shape: Vec<u64> = array.shape().iter().map(|side| *side as u64).collect();
-            builder = builder.tensor(name, &shape, array.dtype().element()?);
+            let (shape, dtype): (Vec<u64>, _) = match &viewed {
+                Some(spec) => (spec.shape.iter().map(|side| *side as u64).collect(), spec.dtype),
+                None => (array.shape().iter().map(|side| *side as u64).collect(), array.dtype()),
+            };
+            builder = builder.tensor(name, &shape, dtype.element()?);
             arrays.push(array);
         }
     } else {

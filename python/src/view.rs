@@ -36,6 +36,8 @@ pub(crate) struct ArrayView {
     is_read_only: bool,
 }
 
+const WRITING: &str = "writing elements";
+
 /// Bytes that are copied out and digested at a time: they stay in a cache.
 const PART_BYTES: usize = 64 << 10;
 
@@ -76,29 +78,37 @@ impl ArrayView {
     fn bits_of<'py>(&self, values: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let dtype = self.spec.dtype;
         let raw = dtype.raw().ok_or_else(|| dtype::unknown(dtype.name))?;
-        let refuse = |what: String| {
+        let py = values.py();
+        let refuse = |what: String, cause: Option<PyErr>| {
             let (name, raw) = (dtype.name, raw.name);
-            let cause = format_args!("numpy has no {name}, and {what} was given");
+            let problem = format_args!("numpy has no {name}, and {what} was given");
             let remedy = match dtype.is_packed() {
                 true => format!("give the bytes of the elements, as {raw}"),
                 false => format!("give an array of {name}, of ml_dtypes or torch, or of its bits as {raw}"),
             };
-            Err(Failure::new(Class::LayoutMismatch, "writing elements", cause, &remedy).into())
+            let refused: PyErr = Failure::new(Class::LayoutMismatch, WRITING, problem, &remedy).into();
+            refused.set_cause(py, cause);
+            Err(refused)
         };
         let array = match Given::get(values, &Streams::new(None, None)?) {
             Ok(Given::Host(array)) if array.dtype == raw => return Ok(values.clone()),
             Ok(Given::Host(array)) if array.dtype == dtype => array,
-            Ok(Given::Host(array)) => return refuse(format!("an array of {}", array.dtype.name)),
-            Ok(Given::Gpu(_)) => return refuse("an array of a GPU".into()),
-            // It is no array, or one of a type that no table has.
-            Err(error) if error.is_instance_of::<PyValueError>(values.py()) => {
-                return refuse(format!("a value of type {}", values.get_type().name()?));
+            Ok(Given::Host(array)) => return refuse(format!("an array of {}", array.dtype.name), None),
+            Ok(Given::Gpu(_)) => return refuse("an array of a GPU".into(), None),
+            // It is no array, or one of a type that no table has, or cannot be looked at: the cause tells which.
+            Err(error) if error.is_instance_of::<PyValueError>(py) => {
+                return refuse(format!("a value of type {}", values.get_type().name()?), Some(error));
             }
             Err(error) => return Err(error),
         };
         let spec = Arc::new(Spec::new(self.spec.name.clone(), raw, &array.shape, 0));
         let bits = ArrayView { lease: Arc::new(array.into_dense()?), offset: 0, spec, is_read_only: true };
-        Self::numpy(&Bound::new(values.py(), bits)?)
+        Self::numpy(&Bound::new(py, bits)?)
+    }
+
+    /// The element type and the shape of a view, which its buffer cannot tell where numpy has no such type.
+    pub(crate) fn spec_of(object: &Bound<'_, PyAny>) -> Option<Arc<Spec>> {
+        object.cast::<ArrayView>().ok().map(|view| Arc::clone(&view.get().spec))
     }
 
     /// The SHA-256 of its bytes.
@@ -189,10 +199,23 @@ impl ArrayView {
 
     /// Writes elements: `view[...] = values`, as numpy does, which it needs. Where numpy has no such type (bfloat16,
     /// the 8-bit floats), the values are an array of the view's type (of ml_dtypes or torch), or of its bits as
-    /// unsigned integers; anything else is LayoutMismatch. Raises ValueError if the view is read-only.
+    /// unsigned integers; anything else is LayoutMismatch, and so are the elements of a view of such another type.
+    /// Raises ValueError if the view is read-only.
     fn __setitem__(slf: &Bound<'_, Self>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let own = slf.get().spec.dtype;
+        if let Some(given) = Self::spec_of(value).map(|spec| spec.dtype)
+            && !own.takes(given)
+            && !(own.is_native && given.is_native)
+        {
+            let cause = format_args!(
+                "numpy cannot turn {} into {}, and a view of it was given",
+                given.name, own.name
+            );
+            let remedy = "convert it first, by ml_dtypes or torch";
+            return Err(Failure::new(Class::LayoutMismatch, WRITING, cause, remedy).into());
+        }
         let array = Self::numpy(slf)?;
-        match slf.get().spec.dtype.is_native {
+        match own.is_native {
             true => array.set_item(key, value),
             false => array.set_item(key, slf.get().bits_of(value)?),
         }

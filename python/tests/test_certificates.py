@@ -224,6 +224,18 @@ def test_the_last_line_of_a_process_that_was_killed_is_left_out_and_told(pair: P
         slackline.check([publication, "no record"])
 
 
+def test_a_last_line_that_is_cut_inside_a_character_is_left_out(tmp_path: Path) -> None:
+    arrays = {"größe": np.zeros(8, "float32")}
+    with slackline.Publisher(arrays) as publisher:
+        line = publisher.publish_recorded(arrays).encode()
+    inside = line.index("ö".encode()) + 1
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(line + b"\n" + line[:inside])
+    with trace.open(encoding="utf-8", errors="replace") as file:
+        verdict = slackline.check(file)
+    assert (verdict.publications, verdict.violations, verdict.unfinished) == (1, [], 2)
+
+
 def test_a_trace_without_any_record_has_no_verdict(pair: Pair) -> None:
     publisher, _reader = pair
     publication = publisher.publish_recorded(version(1))

@@ -153,3 +153,51 @@ def test_values_that_numpy_cannot_turn_into_a_type_that_it_lacks_are_refused() -
     with pytest.raises(slackline.LayoutMismatch, match="give the bytes of the elements, as uint8"):
         framed("float4_e2m1fn", np.ones(3, "float32"))
     assert (framed("float4_e2m1fn", np.array([1, 2], "uint8")) == [1, 2]).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ("float8_e5m2", "float8_e4m3"),
+        ("bfloat16", "float32"),
+        ("bfloat16", "uint16"),
+        ("float32", "bfloat16"),
+        ("float6_e2m3fn", "float6_e3m2fn"),
+    ],
+)
+def test_a_view_of_another_type_is_not_written_as_bits(given: str, own: str) -> None:
+    with slackline.Publisher([slackline.TensorSpec("x", given, (4,))]) as publisher:
+        with slackline.Reader(publisher.address) as reader:
+            view = reader.pull()["x"]
+    with pytest.raises(slackline.LayoutMismatch, match=f"numpy cannot turn {given} into {own}"):
+        framed(own, view, (4,))
+    with slackline.Publisher([slackline.TensorSpec("x", own, (4,))]) as publisher:
+        with pytest.raises(slackline.LayoutMismatch, match=f"an array of {given} "):
+            publisher.publish({"x": view})
+
+
+def test_a_view_is_written_to_a_view_of_its_type_or_of_its_bits_and_numpy_turns_numbers() -> None:
+    table = {"u16": np.array([0x3F80] * 3, "uint16"), "f32": np.ones(3, "float32")}
+    with slackline.Publisher(table) as publisher, slackline.Reader(publisher.address) as reader:
+        publisher.publish(table)
+        snapshot = reader.pull()
+        assert (framed("bfloat16", snapshot["u16"]) == 0x3F80).all()
+        assert (framed("float64", snapshot["f32"]) == 1).all()
+
+
+@pytest.mark.parametrize("name", ["float32", *OPAQUE, "float4_e2m1fn"])
+def test_a_table_of_views_has_their_types_and_takes_them(name: str) -> None:
+    specs = [slackline.TensorSpec("x", name, (3, 5))]
+    with slackline.Publisher(specs) as first, slackline.Reader(first.address) as reader:
+        snapshot = reader.pull()
+        with slackline.Publisher(snapshot) as second:
+            assert second.metadata == specs
+            assert second.publish(snapshot) == 1
+
+
+def test_what_cannot_be_looked_at_is_the_cause_of_the_refusal() -> None:
+    released = memoryview(bytearray(6))
+    released.release()
+    with pytest.raises(slackline.LayoutMismatch) as caught:
+        framed("bfloat16", released)
+    assert "released" in str(caught.value.__cause__)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,10 +18,12 @@ Pair = tuple[slackline.Publisher, slackline.Reader]
 
 
 def beside(call: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
-    """Begins a call in another thread, which leaves what it returns or raises."""
+    """Begins a call in another thread, which leaves what it returns or raises; most probably it is in the call now."""
     ended: list[Any] = []
+    begins = threading.Event()
 
     def run() -> None:
+        begins.set()
         try:
             ended.append(call())
         except slackline.Error as error:
@@ -27,6 +31,8 @@ def beside(call: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
 
     thread = threading.Thread(target=run)
     thread.start()
+    begins.wait()
+    time.sleep(0.3)
     return thread, ended
 
 
@@ -65,11 +71,36 @@ def test_a_swap_that_waits_is_told_that_the_reader_has_connected_again(pair: Pai
     publisher, reader = pair
     reader.prefetch(min_version=1)
     waiting, ended = beside(lambda: reader.swap(timeout=30))
-    time.sleep(0.3)
     reader.reconnect()
     waiting.join()
     assert isinstance(ended[0], slackline.OutOfTurn) and "has connected again" in str(ended[0])
     publisher.publish(version(1))
+    reader.prefetch(min_version=1)
+    assert reader.swap().version == 1
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_connecting_again_in_a_handler_drops_what_the_interrupted_swap_waits_for(pair: Pair, raises: bool) -> None:
+    publisher, reader = pair
+    turns: list[int] = []
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        turns.append(publisher.publish(version(1)))
+        # The prefetch brings it.
+        time.sleep(0.5)
+        reader.reconnect()
+        if raises:
+            raise ZeroDivisionError
+
+    reader.prefetch(min_version=1)
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(ZeroDivisionError if raises else slackline.OutOfTurn) as caught:
+            reader.swap(timeout=30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert turns == [1] and (raises or "has connected again" in str(caught.value))
     reader.prefetch(min_version=1)
     assert reader.swap().version == 1
 
@@ -79,7 +110,6 @@ def test_a_prefetch_whose_time_was_over_is_begun_again_by_swap(pair: Pair) -> No
     reader.prefetch(min_version=1, timeout=0.1)
     time.sleep(0.3)
     waiting, ended = beside(lambda: reader.swap(timeout=30))
-    time.sleep(0.3)
     publisher.publish(version(1))
     waiting.join()
     assert isinstance(ended[0], slackline.Snapshot) and ended[0].version == 1
@@ -100,7 +130,6 @@ def test_nothing_is_staged_while_another_thread_waits_in_a_swap(pair: Pair) -> N
     publisher, reader = pair
     reader.prefetch(min_version=1)
     waiting, ended = beside(lambda: reader.swap(timeout=30))
-    time.sleep(0.3)
     with pytest.raises(slackline.OutOfTurn, match="is staged already"):
         reader.prefetch(min_version=0)
     with pytest.raises(slackline.OutOfTurn, match="another call waits"):
