@@ -1,7 +1,7 @@
 //! Steps of a worker: what they lend, what they cost, and what dropping one does.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use slackline::weights::{Publisher, PublisherOptions};
@@ -71,7 +71,9 @@ fn a_flush_waits_for_a_gradient_that_had_no_time_to_be_announced() {
     let mut options = ServerOptions::new(SchemeConfig::Asp, 1, 0.5);
     options.memory.chunk_bytes = 64;
     let mut server = Server::new(Shm::new(), &Address::random(), table, &[0.0; MANY], options).unwrap();
-    let (addresses, stepped, rests) = ([server.address()], &AtomicBool::new(false), &Barrier::new(2));
+    let (addresses, stepped) = ([server.address()], &AtomicBool::new(false));
+    // While the server rests, and is driven no more.
+    let ((rest, rests), (end_rest, rest_ends)) = (channel::<()>(), channel::<()>());
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let options = WorkerOptions::new(SchemeConfig::Asp);
@@ -79,7 +81,7 @@ fn a_flush_waits_for_a_gradient_that_had_no_time_to_be_announced() {
             let mut step = worker.step(TIMEOUT).unwrap();
             step.gradient().unwrap().fill(1.0);
             stepped.store(true, Relaxed);
-            rests.wait();
+            rests.recv().unwrap();
             let begun = step.publish(None, Duration::ZERO);
             assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
             let flushed = worker.flush(Duration::from_millis(100));
@@ -87,12 +89,12 @@ fn a_flush_waits_for_a_gradient_that_had_no_time_to_be_announced() {
                 matches!(flushed, Err(Error::Deadline { .. })),
                 "the server has folded nothing: {flushed:?}"
             );
-            rests.wait();
+            drop(end_rest);
             worker.flush(TIMEOUT).unwrap();
         });
         assert!(server.drive(|_| stepped.load(Relaxed), TIMEOUT).unwrap());
-        rests.wait();
-        rests.wait();
+        rest.send(()).unwrap();
+        assert!(rest_ends.recv().is_err());
         assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
     });
     assert_eq!(server.parameters().unwrap(), [-0.5; MANY]);

@@ -509,10 +509,12 @@ mod tests {
             side.set(member, &old).unwrap();
             assert_eq!(bits(&side.get(member).unwrap()), bits(&old), "it copied what was there before");
 
-            // What another stream brings comes behind what this one takes.
+            // What another stream brings comes behind what this one takes, which has much to do before.
             let (raw, stream) = side.driver.stream_of_caller(side.stream.gpu());
             let weights = GpuMemory::allocate(side.stream.gpu(), 4 * ELEMENTS).unwrap();
             let other = Side { driver: side.driver.clone(), raw, stream, weights };
+            let busy = side.driver.memory(4);
+            (0..100).for_each(|_| side.driver.launch_fill(side.raw, busy, 4, 0));
             member.copy_parameters_to_gpu(0, &side.weights.whole(), &side.stream).unwrap();
             other.set(member, &new).unwrap();
             side.driver.finish();
