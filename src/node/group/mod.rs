@@ -146,8 +146,8 @@ const TURNS: usize = 8;
 
 impl<T: Transport> GroupMember<T> {
     /// Begins to listen at `address` as the member `rank` of `members`, each with `elements` parameters. Then
-    /// [`GroupListener::connect`] meets the others. Over a transport with a GPU (`Shm::with_gpu`, say) the parameters of
-    /// this member are there. Others may have theirs in host memory: the means have the same bits.
+    /// [`GroupListener::connect`] meets the others. Over a transport with a GPU (`Shm::with_gpu`, say) the parameters
+    /// of this member are there. Others may have theirs in host memory: the means have the same bits.
     ///
     /// # Errors
     /// An argument is out of its range, the address cannot be listened at, or a GPU is to average the parameters of
