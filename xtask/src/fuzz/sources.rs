@@ -14,8 +14,7 @@ mod tests {
     const SOURCES: [&str; 3] = ["src", "lab/src", "cli/src"];
 
     /// Files that decode, and the target that feeds each.
-    const FED: [(&str, &str); 17] = [
-        ("cli/src/commands/check.rs", "trace"),
+    const FED: [(&str, &str); 16] = [
         ("lab/src/model/file.rs", "model"),
         ("lab/src/program.rs", "program"),
         ("src/job/coordinated/orders.rs", "order"),
