@@ -1,28 +1,30 @@
 //! A peer's side of one shard: its connection, its pull, its publish, and what it must know of its own line.
 
+mod meeting;
 mod pinned;
+mod probing;
 
 use std::sync::Arc;
-use std::task::Poll;
 
 pub use self::pinned::PinnedFrame;
+use self::probing::{Line, Probe};
+use super::Error;
 use super::heartbeat::Heartbeat;
 use super::idle::Sleeper;
 use super::runtime::Runtime;
-use super::wait::{WaitTurn, wait};
-use super::{Awaited, Error};
+use super::wait::WaitTurn;
 use crate::clock::{Clock, Version};
-use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
+use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice};
 use crate::param::{
-    ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, Joiner, PULL_TAG, PeerHello,
-    PeerRole, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, QueueTicket,
-    RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page, own_words,
+    ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, PULL_TAG, PeerHello, PeerRole,
+    Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, QueueTicket,
+    RETRIES_BEFORE_PIN, SleepWord, Welcome, WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, CompletionError, ConnectError, Connecting, Disconnected, Doorbell, Endpoint, Flags, Inline,
-    LocalEndpoint, Offer, Operation, PostError, Received, Transport, WorkRequest,
+    Address, CompletionError, Disconnected, Doorbell, Endpoint, Flags, Inline, LocalEndpoint, Operation,
+    PostError, Received, Transport, WorkRequest,
 };
 
 /// The peer that joins an owner.
@@ -69,28 +71,6 @@ pub(super) struct Link<E: Endpoint> {
     failed: Option<Disconnected>,
 }
 
-/// This peer's line of the control page, as last seen.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Line {
-    pub(super) evicted: Option<Eviction>,
-    /// The version on which, or on a later one, this peer is to compute.
-    pub(super) interrupt: Version,
-    /// The owner's newest version and smallest clock.
-    pub(super) seen: Bound,
-    /// Workers that are in, by the owner's count; 0 before anything was heard.
-    pub(super) workers: usize,
-}
-
-/// Reads the own line and the status line, now and then.
-struct Probe {
-    /// The own line where it lies, if its memory is mapped.
-    mapped: Option<LocalSlice>,
-    line: RemoteSlice,
-    status: RemoteSlice,
-    scratch: LocalSlice,
-    outstanding: u32,
-}
-
 /// The message to the owner that names the version this peer holds.
 struct HeldMessage {
     page: RemoteSlice,
@@ -103,12 +83,6 @@ const PROBE_TAG: u64 = 1 << 60;
 const HELD_TAG: u64 = 1 << 59;
 pub(super) const SLEEP_TAG: u64 = 1 << 56;
 const LINE_BYTES: usize = 64;
-
-/// Period at which a waiting peer looks after its connection and its line.
-const PROBE_EVERY: Duration = Duration::from_millis(20);
-
-/// Shortest and longest pause before an owner is asked again to let this peer in.
-const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(640));
 
 /// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer
 /// that keeps disturbing it cannot hold a caller past its deadline.
@@ -159,104 +133,6 @@ impl<E: Endpoint> Link<E> {
             link.pushed = Some(Self::watch(&link, grant, control, frames, transport)?);
         }
         Ok(link)
-    }
-
-    /// Asks the owner what it serves, and does not join.
-    pub(super) async fn ask<T: Transport<Endpoint = E>>(
-        transport: &T,
-        address: &Address,
-        timeout: Duration,
-    ) -> Result<Welcome, Error> {
-        let hello = PeerHello::from(PeerRole::Inquirer);
-        let deadline = Runtime::of(transport).now() + timeout;
-        let (_, _, welcome) =
-            Self::shake_hands(transport, address, hello, (Vec::new(), None), deadline, timeout).await?;
-        Ok(welcome)
-    }
-
-    /// Asks a publisher from whom to read.
-    pub(super) async fn ask_position<T: Transport<Endpoint = E>>(
-        transport: &T,
-        address: &Address,
-        joiner: Joiner,
-        timeout: Duration,
-    ) -> Result<TreePosition, Error> {
-        let runtime = Runtime::of(transport);
-        let hello = PeerHello::from(PeerRole::Joiner(joiner));
-        let deadline = runtime.now() + timeout;
-        let asked = Self::exchange(transport, address, hello.encode(), (&[], None), deadline, timeout);
-        let (_, received) = asked.await?;
-        TreePosition::decode(&received.message)
-            .map_err(|source| Error::Handshake { address: address.clone(), source })
-    }
-
-    /// Shakes hands with an owner, which is granted memory and given a doorbell to wake this peer by.
-    pub(super) async fn shake_hands<T: Transport<Endpoint = E>>(
-        transport: &T,
-        address: &Address,
-        hello: PeerHello,
-        (grants, doorbell): (Vec<LocalSlice>, Option<&Arc<Doorbell>>),
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<(E, Received, Welcome), Error> {
-        let given = (&grants[..], doorbell);
-        let exchanged = Self::exchange(transport, address, hello.encode(), given, deadline, timeout);
-        let (endpoint, received) = exchanged.await?;
-        let welcome = Welcome::decode(&received.message, &hello.role, &received.grants)
-            .map_err(|source| Error::Handshake { address: address.clone(), source })?;
-        Ok((endpoint, received, welcome))
-    }
-
-    /// Connects, and takes the owner's answer as it is. An owner that drops the connection before it has answered is
-    /// asked again: it may be so busy, or so many may have come at once, that this peer was among those that had to go.
-    async fn exchange<T: Transport<Endpoint = E>>(
-        transport: &T,
-        address: &Address,
-        message: Vec<u8>,
-        (grants, doorbell): (&[LocalSlice], Option<&Arc<Doorbell>>),
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<(E, Received), Error> {
-        let runtime = Runtime::of(transport);
-        let mut pause = ASK_AGAIN.0;
-        loop {
-            let offer = Offer { message: message.clone(), grants: grants.to_vec() };
-            let connecting = match doorbell {
-                None => transport.connect(address, offer)?,
-                Some(doorbell) => transport.connect_to_be_woken(address, offer, doorbell)?,
-            };
-            match Self::exchange_once::<T>(&runtime, connecting, address, deadline, timeout).await {
-                Err(Error::Connect(error))
-                    if error.is_lost_handshake() && runtime.now() + pause < deadline =>
-                {
-                    tracing::debug!(%address, "turned away in the handshake; asking again");
-                    runtime.sleep(pause).await;
-                    pause = (2 * pause).min(ASK_AGAIN.1);
-                }
-                exchanged => return exchanged,
-            }
-        }
-    }
-
-    async fn exchange_once<T: Transport<Endpoint = E>>(
-        runtime: &Runtime,
-        mut connecting: T::Connecting,
-        address: &Address,
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<(E, Received), Error> {
-        let connected = wait(runtime, deadline, |now| match connecting.poll(now) {
-            Poll::Ready(connected) => Ok(WaitTurn::Done(connected?)),
-            Poll::Pending => Ok(WaitTurn::Idle),
-        });
-        let Some(exchanged) = connected.await? else {
-            if !connecting.is_accepted() {
-                return Err(ConnectError::no_answer(address.clone()).into());
-            }
-            let (needed, seen, awaited) = (Bound::NONE, Bound::NONE, Awaited::Answer);
-            return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen, awaited });
-        };
-        Ok(exchanged)
     }
 
     fn assemble(
@@ -579,108 +455,6 @@ impl<E: Endpoint> Link<E> {
             self.pull.finish(Pulled { behind, included, ..pulled });
         }
         Ok(intact)
-    }
-
-    /// Looks after the connection while there is nothing else to do: is the owner there, and are we still in?
-    pub(super) fn look_around(&mut self, now: Instant) -> Result<(), Error> {
-        if let Some(gone) = self.failed.clone() {
-            return Err(self.lost(gone));
-        }
-        let is_asked = !self.is_answered() && !self.is_probing();
-        if now - self.probed < PROBE_EVERY && !is_asked {
-            return Ok(());
-        }
-        self.probed = now;
-        // The line first: an owner that lets a peer go says so there, and closes the connection.
-        self.probe()?;
-        self.advance()?;
-        if let Some(why) = self.line.evicted {
-            return Err(Error::Evicted { shard: self.welcome.shard, why });
-        }
-        self.endpoint.check().map_err(|gone| self.lost(gone))
-    }
-
-    /// Asks for the own line and the status line; the answer is in `line` once `advance` has seen it.
-    pub(super) fn probe(&mut self) -> Result<(), Error> {
-        if self.probe.outstanding > 0 {
-            return Ok(());
-        }
-        let shard = self.welcome.shard;
-        let read = |at: usize, remote| -> Result<WorkRequest, Error> {
-            let local = self.probe.scratch.slice(at, LINE_BYTES)?;
-            let operation = Operation::Read { local, remote, streaming: Streaming::Never };
-            Ok(WorkRequest::signalled(PROBE_TAG, operation))
-        };
-        // The status line names no incarnation. The own line does by its generation, and is read after it.
-        let (status, mut line) = (read(LINE_BYTES, self.probe.status)?, read(0, self.probe.line)?);
-        line.flags |= Flags::FENCE;
-        let requests = [status, line];
-        match self.endpoint.post(&requests) {
-            Ok(()) => self.probe.outstanding = 2,
-            Err(PostError::QueueFull { .. }) => {}
-            Err(PostError::Disconnected(gone)) => return Err(self.lost(gone)),
-            Err(source) => return Err(Error::Post { shard, source }),
-        }
-        Ok(())
-    }
-
-    /// The newest version and smallest clock that were read of the owner; `None` before anything was.
-    pub(super) fn seen(&self) -> Option<Bound> {
-        let mapped = self.pins.as_ref().map(|pins| Bound::version(pins.newest()));
-        let told = (self.answers > 0).then_some(self.line.seen);
-        let in_deltas = self.deltas.as_ref().map(|deltas| Bound::version(deltas.seen()));
-        let seen = [mapped, told, self.pull.seen(), in_deltas.filter(|seen| *seen != Bound::NONE)];
-        seen.into_iter().flatten().reduce(|one, other| Bound {
-            version: one.version.max(other.version),
-            smallest_clock: one.smallest_clock.max(other.smallest_clock),
-        })
-    }
-
-    /// What was seen by the deadline of a wait for a version, and what is missing: that version, or the owner's first
-    /// answer.
-    pub(super) fn lacking(&self) -> (Bound, Awaited) {
-        self.seen().map_or((Bound::NONE, Awaited::Answer), |seen| (seen, Awaited::Version))
-    }
-
-    /// Asks once more whether this peer is still in, beginning after all that it has read so far.
-    pub(super) fn ask_again(&mut self) -> Result<(), Error> {
-        self.awaited = self.answers + 1 + u64::from(self.is_probing());
-        self.probe()?;
-        self.advance()?;
-        Ok(())
-    }
-
-    /// Returns whether the answer to that is there and says that this peer is still in.
-    pub(super) fn is_answered(&self) -> bool {
-        self.answers >= self.awaited
-    }
-
-    /// Returns the number of probes that were answered so far, while this peer was in.
-    pub(super) fn answers(&self) -> u64 {
-        self.answers
-    }
-
-    /// True while the answer to a probe is under way.
-    pub(super) fn is_probing(&self) -> bool {
-        self.probe.outstanding > 0
-    }
-
-    fn learn(&mut self) {
-        let memory = self.probe.scratch.as_volatile();
-        let words = own_page::read_line(&memory.subslice(0, LINE_BYTES), self.welcome.generation);
-        let status = own_page::read_status(&memory.subslice(LINE_BYTES, LINE_BYTES));
-        if words.evicted.is_some() {
-            // The rest may be said to another peer, or by another incarnation of the owner.
-            self.line.evicted = words.evicted;
-            return;
-        }
-        let (seen, workers) =
-            (Bound { version: status.latest, smallest_clock: status.smallest_clock }, status.workers);
-        self.line = Line { evicted: None, interrupt: words.interrupt, seen, workers };
-        self.answers += 1;
-        if let Some(publish) = &mut self.publish {
-            publish.learn_consumed(words.consumed);
-        }
     }
 
     /// The loss of the server, for requests that failed because the connection did, which knows the reason.

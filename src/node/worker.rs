@@ -8,6 +8,7 @@ mod host;
 mod join;
 mod options;
 mod own;
+mod part;
 mod publish;
 mod reconnect;
 mod step;
@@ -15,12 +16,13 @@ mod step;
 pub(crate) use host::check_scheme_of_host;
 pub use options::{ReadMode, WorkerOptions};
 use own::OwnGradients;
+use part::{Part, ask_included};
 use publish::Sources;
 pub use step::Step;
 
 use super::copies::Copies;
 use super::idle;
-use super::link::{Link, PinnedFrame};
+use super::link::PinnedFrame;
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
 use super::wait::{WaitTurn, wait};
@@ -71,64 +73,6 @@ enum WorkerPhase {
 }
 
 const APART: &str = "the last `reconnect` failed: call it again";
-
-struct Part<T: Transport> {
-    link: Link<T::Endpoint>,
-    /// The offset of its shard in the table, in bytes.
-    begin: usize,
-    bytes: usize,
-    version: Version,
-    smallest_clock: Clock,
-    behind: u64,
-    /// The copy at hand holds, or shows, this worker's gradients of clocks before this one.
-    shows: Clock,
-    /// A copy must be at least this version: a computation on an earlier one was abandoned.
-    least: Version,
-    refreshed: bool,
-    published: bool,
-    bytes_published: u64,
-    bytes_pulled: u64,
-}
-
-impl<T: Transport> Part<T> {
-    /// Makes the parts over the connections to all shards, in order.
-    fn of(links: Vec<Link<T::Endpoint>>, options: &WorkerOptions, needs: &Needs) -> Vec<Self> {
-        let part = |mut link: Link<T::Endpoint>| {
-            let range = link.welcome.range().unwrap_or_default();
-            if let Some(publish) = &mut link.publish {
-                publish.set_checksums(options.checksums);
-                publish.watch_consumed(needs.waits_for_own);
-            }
-            let shows = link.published();
-            Part {
-                link,
-                begin: range.start as usize,
-                bytes: (range.end - range.start) as usize,
-                version: Version::new(0),
-                smallest_clock: Clock::new(0),
-                behind: 0,
-                shows,
-                least: Version::new(0),
-                refreshed: false,
-                published: false,
-                bytes_published: 0,
-                bytes_pulled: 0,
-            }
-        };
-        links.into_iter().map(part).collect()
-    }
-
-    /// Returns the bound that a copy of this shard must satisfy where the scheme asks for `bound`.
-    fn bound(&self, bound: Bound) -> Bound {
-        Bound { version: bound.version.max(self.least), ..bound }
-    }
-
-    /// The incarnation of the server that it is connected to, and the newest version that it knows of.
-    fn reached(&mut self) -> (Epoch, Version) {
-        let copied = self.link.refreshing().seen().unwrap_or(Bound::NONE).version;
-        (self.link.welcome.epoch, self.version.max(self.link.line.seen.version).max(copied))
-    }
-}
 
 /// Reads parameters and publishes gradients.
 ///
@@ -615,14 +559,6 @@ impl<T: Transport> Worker<T> {
     pub(super) fn listen(&mut self, around: impl FnOnce(Box<dyn WorkerScheme>) -> Box<dyn WorkerScheme>) {
         let own = std::mem::replace(&mut self.scheme, self.kind.worker());
         self.scheme = around(own);
-    }
-}
-
-/// Has each copy say which of this worker's gradients it holds, where that is wanted.
-fn ask_included<T: Transport>(parts: &mut [Part<T>], options: &WorkerOptions) -> Result<(), Error> {
-    match options.own_step {
-        None => Ok(()),
-        Some(_) => parts.iter_mut().try_for_each(|part| part.link.ask_included()),
     }
 }
 

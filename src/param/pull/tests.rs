@@ -1,5 +1,7 @@
 use super::copy::READ_AHEAD;
+use super::resume::LEAST_PART;
 use super::*;
+use crate::clock::Clock;
 use crate::mem::{Access, DeviceKeys, HostMemory, RemoteKey};
 use crate::param::layout::{FrameGeometry, inbox};
 use crate::param::{Frames, Pins};

@@ -1,7 +1,8 @@
 //! One connected peer, as its user holds it.
 
+mod losing;
+
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,8 @@ use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::staging::StagedPosting;
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, GpuPath, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, Remains,
-    WorkCompletion, WorkRequest,
+    Disconnected, Endpoint, GpuPath, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, Remains, WorkCompletion,
+    WorkRequest,
 };
 
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
@@ -171,23 +172,6 @@ impl VerbsEndpoint {
         self.ways = rails.iter().map(|rail| rail.way).collect();
     }
 
-    /// Notes the ways on which the peer did not answer, though it is there.
-    #[cold]
-    fn note_unanswered(&mut self) {
-        let of_beats = u8::from(lock(&self.heartbeat).is_unanswered());
-        let rails = self.data.as_mut().map_or(0, Rails::take_unanswered) | of_beats;
-        if rails == 0 || mutant!("way_unanswered_again") {
-            return;
-        }
-        // One that is gone answers nowhere.
-        self.hear();
-        if self.over.is_none() {
-            let of_rail = |(rail, way): (usize, &Option<PeerWay>)| way.filter(|_| rails & 1 << rail != 0);
-            let ways = self.ways.iter().enumerate().filter_map(of_rail);
-            ways.for_each(|way| self.shared.note_unanswered(way));
-        }
-    }
-
     /// Has the peer's wake-ups ring this.
     pub(super) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
         self.doorbell = Some(doorbell);
@@ -216,25 +200,6 @@ impl VerbsEndpoint {
         Some(result)
     }
 
-    /// Ends the connection: requests under way come back flushed, and nothing of this process can be reached through it
-    /// any more. Where it is a completion queue that failed, nothing comes back, and requests keep their memory until
-    /// the endpoint is dropped, and with it all is undone that devices take long for. The first reason stays.
-    #[cold]
-    fn fail(&mut self, reason: Disconnected) {
-        if self.over.is_some() {
-            return;
-        }
-        tracing::debug!(reason = reason.reason, "RDMA peer disconnected");
-        self.over = Some(reason);
-        // What a device does not stop is destroyed at once.
-        self.responder = self.responder.take().filter(Responder::stop);
-        self.link = None;
-        lock(&self.heartbeat).end();
-        if let Some(data) = &mut self.data {
-            data.end();
-        }
-    }
-
     /// Moves the handshake on, and listens whether the peer is there.
     #[cold]
     fn hear(&mut self) {
@@ -242,7 +207,7 @@ impl VerbsEndpoint {
             return;
         }
         #[cfg(test)]
-        self.shared.hearing.asked.fetch_add(1, Ordering::Relaxed);
+        self.shared.hearing.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut wakes = 0;
         loop {
             let Some(HandshakeChannel { channel: link, .. }) = &mut self.link else { return };
@@ -305,62 +270,6 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Whether the peer may say now that it has lost this rail.
-    fn may_lose(&self, rail: u8) -> bool {
-        (1..self.rails.len()).contains(&rail.into()) && self.given_up_there & 1 << rail == 0
-    }
-
-    /// Whether one of these devices, a bit for each rail of the transport, matters to the connection: those of rails
-    /// that are given up do not, and where requests are still to be repeated, those that the peer has given up as well.
-    fn needs_any(&self, devices: u8) -> bool {
-        let is_repeating = self.data.as_ref().is_some_and(Rails::is_repeating);
-        let left_behind = if is_repeating { self.given_up & self.given_up_there } else { self.given_up };
-        let needs =
-            |(rail, index): (usize, &usize)| devices & 1 << index != 0 && left_behind & 1 << rail == 0;
-        self.rails.iter().enumerate().any(needs)
-    }
-
-    /// Gives up rails, a bit for each: the connection goes on over the others, unless that fails. False if it is over.
-    #[cold]
-    fn lose_rails(&mut self, lost: u8) -> bool {
-        for rail in 1..self.rails.len() {
-            if lost & !self.given_up & 1 << rail == 0 || self.over.is_some() {
-                continue;
-            }
-            self.given_up |= 1 << rail;
-            // Until the peer has said the same, every look hears whether it has.
-            self.is_settled = false;
-            let is_closed = self.data.as_mut().is_none_or(|data| data.lose_rail(rail));
-            // A driver may say that it has destroyed the queue pairs of a device that is gone without having asked the
-            // device, so that it is not known what still comes from it.
-            let at = &self.shared.rails[self.rails[rail]];
-            at.device.take_events();
-            if at.device.is_gone() {
-                self.fail(NO_DEVICE);
-                continue;
-            }
-            if !self.responder.as_mut().is_none_or(|responder| responder.lose_rail(rail)) || !is_closed {
-                self.fail(BROKEN);
-                continue;
-            }
-            self.shared.rails_lost.fetch_add(1, Ordering::Relaxed);
-            let at = &self.shared.rails[self.rails[rail]];
-            let left = self.rails.len() - self.given_up.count_ones() as usize;
-            let (device, port) = (at.info.name.as_str(), at.port.number);
-            tracing::warn!(
-                device,
-                port,
-                left,
-                "a rail of an RDMA connection failed: it goes on over those left"
-            );
-            if let Some(link) = &mut self.link {
-                // If it is gone, its end is heard elsewhere.
-                let _unheard = link.channel.send(&Hello::Note(Note::RailLost(rail as u8)).encode(&[]));
-            }
-        }
-        self.over.is_none()
-    }
-
     /// Tells the peer whatever it is told.
     #[cfg(test)]
     pub(super) fn say(&mut self, note: Note) {
@@ -374,68 +283,6 @@ impl VerbsEndpoint {
             // If it is gone, its end is heard elsewhere.
             let _unheard = link.channel.send(&Hello::Note(Note::Receives(renewed)).encode(&[]));
         }
-    }
-
-    /// Whether a pair that serves the peer is over, and how. Adapters raise an event. Soft-RoCE does not, and is asked
-    /// now and then: that is a system call, where on an adapter it would be a command to its firmware for each pair.
-    fn queue_pair_error(&mut self) -> Option<QueuePairError> {
-        let told = self.lose_failed(Responder::take_broken);
-        let lead = &self.shared.rails[self.rails[0]];
-        if told.is_some() || !lead.info.is_soft_roce || self.looked.elapsed() < LOOK_EVERY {
-            return told;
-        }
-        self.looked = Instant::now();
-        self.lose_failed(Responder::ask_broken)
-    }
-
-    /// Loses the rails on which pairs that serve have failed, unless the whole connection is over.
-    fn lose_failed(
-        &mut self,
-        broken: fn(&Responder) -> (Option<QueuePairError>, u8),
-    ) -> Option<QueuePairError> {
-        let (over, failed) = broken(self.responder.as_ref()?);
-        if over.is_none() && failed != 0 {
-            self.lose_rails(failed);
-        }
-        over
-    }
-
-    /// Whether the device has told that a pair that this side posts on is over. Devices say so of requests that fail,
-    /// too: of an unreachable peer, or a refusal, of which the completion says more.
-    fn was_told_of_own_pairs(&mut self) -> bool {
-        let data = self.data.as_mut().and_then(Rails::take_broken);
-        data.or(lock(&self.heartbeat).take_broken()).is_some()
-    }
-
-    #[cold]
-    fn fail_for_access_violation(&mut self) {
-        if self.over.is_none() {
-            self.shared.access_violations.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!("an RDMA peer reached for memory that it was not granted: disconnected");
-            self.fail(ACCESS_VIOLATION);
-        }
-    }
-
-    /// Makes a failed request the end of the connection.
-    #[cold]
-    fn settle_failure(&mut self, error: Option<CompletionError>) {
-        if self.over.is_none() {
-            self.note_unanswered();
-        }
-        if self.over.is_some() {
-            return;
-        }
-        if error == Some(CompletionError::RemoteAccess)
-            && let Some(link) = &mut self.link
-        {
-            // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
-            let _unheard = link.channel.send(&Hello::Note(Note::AccessViolation).encode(&[]));
-        }
-        self.fail(match error {
-            Some(CompletionError::RemoteAccess) => REFUSED,
-            Some(CompletionError::Unreachable) => UNREACHABLE,
-            _ => FLUSHED,
-        });
     }
 
     /// Draws the consequences of failed requests and lost rails.

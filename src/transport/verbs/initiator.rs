@@ -1,19 +1,22 @@
 //! The posting side of a queue pair: what is under way, in order, and the memory that it owns.
 
+mod batch;
+mod building;
+
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use self::batch::Batch;
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
-use super::under_way::{DeviceRequest, EntryKind, HeldMemory, UnderWay};
-use crate::cuda::{Gpu, GpuSlice};
-use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming, fence};
+use super::under_way::{EntryKind, HeldMemory, UnderWay};
+use crate::cuda::Gpu;
+use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, fence};
 use crate::transport::{
-    CompletionError, Disconnected, Flags, Inline, Operation, PayloadMemory, PostError, WorkCompletion,
-    WorkRequest,
+    CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest,
 };
 
 /// Room for the longest inline data of a request.
@@ -22,15 +25,6 @@ const CELL_BYTES: usize = 64;
 const NOWHERE: RemoteSlice = RemoteSlice { key: RemoteKey(0), offset: 0, len: 0 };
 
 const REFUSED_BY_DEVICE: Disconnected = Disconnected { reason: "the RDMA device refused a request" };
-
-/// The requests of the device that one call posts, in memory that the next call uses again.
-struct Batch {
-    requests: Vec<sys::ibv_send_wr>,
-    /// The memory of each.
-    pieces: Vec<sys::ibv_sge>,
-    /// So many are of this call.
-    count: usize,
-}
 
 /// The requests of one side, on a queue pair of their own.
 pub(super) struct Initiator {
@@ -304,212 +298,6 @@ impl Initiator {
         self.ring()
     }
 
-    /// Has the device report the newest entries, which no completion would tell of otherwise: they would stay in
-    /// the queue until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
-    #[cold]
-    fn ask_for_report(&mut self, free: usize) {
-        if self.unreported == 0 || free == 0 || self.has_failed {
-            return;
-        }
-        self.batch.count = 0;
-        let request =
-            WorkRequest::signalled(0, Operation::WriteInline { data: Inline::word(0), remote: NOWHERE });
-        let piece = sys::ibv_sge::default();
-        let asking = self.add(&request, EntryKind::Part, None, piece, sys::IBV_WR_RDMA_WRITE, 0);
-        asking.wr.rdma = rdma(&NOWHERE, 0);
-        asking.send_flags |= sys::IBV_SEND_SIGNALED;
-        self.unreported = 0;
-        // If it cannot be posted, the connection is over, and the next call says so.
-        let _over = self.ring();
-    }
-
-    /// Adds the device's requests for one of the caller's.
-    #[inline]
-    fn build(&mut self, request: &WorkRequest) {
-        if !self.is_proved(request) {
-            return self.build_bare(request);
-        }
-        self.build_proof();
-        let begin = self.batch.count;
-        self.build_bare(request);
-        self.batch.requests[begin].send_flags |= sys::IBV_SEND_FENCE;
-    }
-
-    /// Adds the READ of the peer's sentinel.
-    fn build_proof(&mut self) {
-        let Some(Proof { sentinel: (local, remote), .. }) = &self.proof else { return };
-        let (local, remote) = (local.clone(), *remote);
-        let source = LocalMemory::Host(&local);
-        let piece = source.piece(self.rail, 0, 8);
-        let operation = Operation::Read { local: local.clone(), remote, streaming: Streaming::Never };
-        let read = WorkRequest::unsignalled(0, operation);
-        let proof = self.add(&read, EntryKind::Proof, Some(source), piece, sys::IBV_WR_RDMA_READ, 0);
-        proof.wr.rdma = rdma(&remote, 0);
-    }
-
-    /// Adds the requests that carry the operation itself.
-    #[inline]
-    fn build_bare(&mut self, request: &WorkRequest) {
-        match &request.operation {
-            Operation::Write { local, remote, .. } => {
-                self.build_parts(request, LocalMemory::Host(local), remote, sys::IBV_WR_RDMA_WRITE);
-            }
-            Operation::Read { local, remote, .. } => {
-                self.build_parts(request, LocalMemory::Host(local), remote, sys::IBV_WR_RDMA_READ);
-            }
-            Operation::WriteFromGpu { local, remote } => {
-                self.build_parts(request, self.on_gpu(local), remote, sys::IBV_WR_RDMA_WRITE);
-            }
-            Operation::ReadToGpu { local, remote } => {
-                self.build_parts(request, self.on_gpu(local), remote, sys::IBV_WR_RDMA_READ);
-            }
-            Operation::WriteInline { data, remote } => {
-                let cell = (self.under_way.end() as usize % self.room) * CELL_BYTES;
-                let cell = self.cells.as_volatile().subslice(cell, CELL_BYTES);
-                for (index, word) in data.words().iter().enumerate() {
-                    cell.store(index * 8, *word, Ordering::Relaxed);
-                }
-                let bytes = data.len_bytes() as u32;
-                let piece = sys::ibv_sge {
-                    addr: cell.as_ptr().expose_provenance() as u64,
-                    length: bytes,
-                    lkey: self.cells.device_keys().local[self.rail],
-                };
-                let in_request = bytes <= self.pair.inline_bytes;
-                let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
-                let kind = EntryKind::of(request);
-                self.add(request, kind, None, piece, sys::IBV_WR_RDMA_WRITE, flags).wr.rdma = rdma(remote, 0);
-            }
-            Operation::FetchAdd { local, remote, add } => {
-                self.build_atomic(request, local, remote, sys::IBV_WR_ATOMIC_FETCH_AND_ADD, *add, 0);
-            }
-            Operation::CompareSwap { local, remote, compare, swap } => {
-                self.build_atomic(request, local, remote, sys::IBV_WR_ATOMIC_CMP_AND_SWP, *compare, *swap);
-            }
-        }
-    }
-
-    /// The key of the one registration that has a range of memory of a GPU.
-    fn key_on_gpu(&self, local: &GpuSlice) -> Option<u32> {
-        let (keys, bytes) = local.device_keys(self.domain)?;
-        (bytes == local.bytes()).then(|| keys.local[self.rail])
-    }
-
-    /// Memory of a GPU that was checked to be registered.
-    fn on_gpu<'a>(&self, local: &'a GpuSlice) -> LocalMemory<'a> {
-        LocalMemory::Gpu(local, self.key_on_gpu(local).unwrap_or(0))
-    }
-
-    #[inline]
-    fn build_parts(
-        &mut self,
-        request: &WorkRequest,
-        local: LocalMemory<'_>,
-        remote: &RemoteSlice,
-        opcode: sys::ibv_wr_opcode,
-    ) {
-        let mut done = 0;
-        loop {
-            let bytes = (local.len() - done).min(self.piece_bytes);
-            let is_last = done + bytes == local.len();
-            let kind = if is_last { EntryKind::of(request) } else { EntryKind::Part };
-            let piece = local.piece(self.rail, done, bytes);
-            // What travels in the request itself the device need not fetch; this processor does.
-            let fits = local.is_on_host() && piece.length <= self.pair.inline_bytes;
-            let in_request = fits && opcode == sys::IBV_WR_RDMA_WRITE;
-            let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
-            let part = self.add(request, kind, Some(local), piece, opcode, flags);
-            part.wr.rdma = rdma(remote, done as u64);
-            done += bytes;
-            if is_last {
-                return;
-            }
-        }
-    }
-
-    #[inline]
-    fn build_atomic(
-        &mut self,
-        request: &WorkRequest,
-        local: &LocalSlice,
-        remote: &RemoteSlice,
-        opcode: sys::ibv_wr_opcode,
-        compare_add: u64,
-        swap: u64,
-    ) {
-        let local = LocalMemory::Host(local);
-        let piece = local.piece(self.rail, 0, 8);
-        let atomic = self.add(request, EntryKind::of(request), Some(local), piece, opcode, 0);
-        atomic.wr.atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
-            remote_addr: remote.offset,
-            compare_add,
-            swap,
-            rkey: remote.key.0 as u32,
-        };
-    }
-
-    /// Adds a request of the device, all of it but the peer's memory, which the caller fills in. Always inlined:
-    /// handing over its parameters takes half as many instructions as its own work.
-    #[inline(always)]
-    fn add(
-        &mut self,
-        request: &WorkRequest,
-        kind: EntryKind,
-        local: Option<LocalMemory<'_>>,
-        piece: sys::ibv_sge,
-        opcode: sys::ibv_wr_opcode,
-        mut flags: sys::ibv_send_flags,
-    ) -> &mut sys::ibv_send_wr {
-        self.unreported += 1;
-        // The device reports what the caller wants to hear of, and otherwise as rarely as the queue allows.
-        if kind == EntryKind::Signalled || self.unreported >= self.depth.div_ceil(4) {
-            flags |= sys::IBV_SEND_SIGNALED;
-            self.unreported = 0;
-        }
-        let can_fence = self.fences_reads || opcode == sys::IBV_WR_RDMA_WRITE;
-        if request.flags.contains(Flags::FENCE) && can_fence {
-            flags |= sys::IBV_SEND_FENCE;
-        }
-        let mut opcode = opcode;
-        if request.flags.contains(Flags::NOTIFY)
-            && kind != EntryKind::Part
-            && opcode == sys::IBV_WR_RDMA_WRITE
-            && self.receives > 0
-        {
-            // Without a receive it would be held up at the peer. Unnoticed, it only is found later.
-            self.receives -= 1;
-            opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
-        }
-        let number = self.under_way.end();
-        if let Some(local) = local {
-            self.under_way.hold(|memory| local.is_of(memory), || local.memory());
-        }
-        self.under_way.push(DeviceRequest { id: request.id, kind });
-        let added = self.batch.add(piece);
-        (added.wr_id, added.opcode, added.send_flags) = (number, opcode, flags);
-        added
-    }
-
-    /// Hands the newest entries to the device: those that requests were built for.
-    #[inline]
-    fn ring(&mut self) -> Result<(), PostError> {
-        // What this process wrote before comes before what the device reads.
-        fence(Ordering::Release);
-        // SAFETY: the lists of pieces were named just now, in a vector that is not touched before the end of the call.
-        // Each piece lies inside its slice (`build_parts` cuts what there is; atomics and sentinels have 8 bytes, as
-        // `post` checks and `spare` makes), and a slice inside a region of this domain (checked in `post`; the cells
-        // are of it, too; what is registered in the first rail's is in those of all others). The regions are held until
-        // the device has given the requests back, or until after the queue pair is destroyed. The cell of an entry is
-        // used again only by the entry `room` numbers later, and no more than `room` are under way.
-        let posted = unsafe { self.pair.post(self.batch.named()) };
-        posted.map_err(|count| {
-            // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
-            self.under_way.truncate(self.batch.count - count);
-            self.end();
-            REFUSED_BY_DEVICE.into()
-        })
-    }
-
     /// Ends the queue pair: whatever is under way comes back flushed.
     #[cold]
     pub(super) fn end(&mut self) {
@@ -626,47 +414,6 @@ impl Initiator {
 /// is never given back.
 static KEPT: Mutex<Vec<(Vec<HeldMemory>, MemoryRegion)>> = Mutex::new(Vec::new());
 
-impl Batch {
-    fn with_capacity(room: usize) -> Batch {
-        Batch { requests: Vec::with_capacity(room), pieces: Vec::with_capacity(room), count: 0 }
-    }
-
-    /// Adds a request that concerns this memory of one's own. It is made of the one that was here before: each field
-    /// that any request sets is set again, and the others stay zero. That takes half the time of making one and moving
-    /// it here.
-    #[inline]
-    fn add(&mut self, piece: sys::ibv_sge) -> &mut sys::ibv_send_wr {
-        let at = self.count;
-        self.count += 1;
-        if at == self.requests.len() {
-            self.requests.push(sys::ibv_send_wr::default());
-            self.pieces.push(sys::ibv_sge::default());
-        }
-        self.pieces[at] = piece;
-        let request = &mut self.requests[at];
-        request.next = std::ptr::null_mut();
-        // A list of no bytes is no list.
-        request.num_sge = i32::from(piece.length > 0);
-        request
-    }
-
-    /// All requests of this call, each with its list of one piece, which stays where it is until the next call.
-    #[inline]
-    fn named(&mut self) -> &mut [sys::ibv_send_wr] {
-        let (requests, pieces) = (&mut self.requests[..self.count], self.pieces.as_mut_ptr());
-        match requests {
-            // Most calls post one request, and the loop is compiled for many.
-            [one] => one.sg_list = pieces,
-            all => {
-                for (index, request) in all.iter_mut().enumerate() {
-                    request.sg_list = pieces.wrapping_add(index);
-                }
-            }
-        }
-        &mut self.requests[..self.count]
-    }
-}
-
 impl Drop for Initiator {
     fn drop(&mut self) {
         if !self.pair.destroy() {
@@ -679,71 +426,6 @@ impl EntryKind {
     #[inline]
     fn of(request: &WorkRequest) -> EntryKind {
         if request.flags.contains(Flags::SIGNALLED) { EntryKind::Signalled } else { EntryKind::Unsignalled }
-    }
-}
-
-/// The memory of a request at this side.
-#[derive(Clone, Copy)]
-enum LocalMemory<'a> {
-    Host(&'a LocalSlice),
-    /// With the key that it has on the rail.
-    Gpu(&'a GpuSlice, u32),
-}
-
-impl LocalMemory<'_> {
-    #[inline]
-    fn len(self) -> usize {
-        match self {
-            LocalMemory::Host(slice) => slice.len(),
-            LocalMemory::Gpu(slice, _) => slice.bytes(),
-        }
-    }
-
-    fn is_on_host(self) -> bool {
-        matches!(self, LocalMemory::Host(_))
-    }
-
-    /// A part of it, which lies inside.
-    #[inline]
-    fn piece(self, rail: usize, offset: usize, bytes: usize) -> sys::ibv_sge {
-        debug_assert!(bytes <= self.len() && offset <= self.len() - bytes);
-        let (addr, lkey) = match self {
-            LocalMemory::Host(slice) => {
-                let begin = slice.as_ptr().wrapping_add(offset);
-                let key = slice.region().device_keys().local[rail];
-                (begin.expose_provenance() as u64, key)
-            }
-            LocalMemory::Gpu(slice, key) => (slice.pointer() + offset as u64, key),
-        };
-        sys::ibv_sge { addr, length: bytes as u32, lkey }
-    }
-
-    /// Whether it is a range of this memory.
-    #[inline]
-    fn is_of(self, memory: &PayloadMemory) -> bool {
-        match (self, memory) {
-            (LocalMemory::Host(slice), PayloadMemory::Host(region)) => region.same_as(slice.region()),
-            (LocalMemory::Gpu(slice, _), PayloadMemory::Gpu(memory)) => memory == slice.memory(),
-            _ => false,
-        }
-    }
-
-    #[inline]
-    #[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
-    fn memory(self) -> PayloadMemory {
-        match self {
-            LocalMemory::Host(slice) => PayloadMemory::Host(slice.region().clone()),
-            LocalMemory::Gpu(slice, _) => PayloadMemory::Gpu(slice.memory().clone()),
-        }
-    }
-}
-
-#[inline]
-fn rdma(remote: &RemoteSlice, done: u64) -> sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-    // Whatever the offset is, the target checks it: one that wraps around lies outside of every grant.
-    sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-        remote_addr: remote.offset.wrapping_add(done),
-        rkey: remote.key.0 as u32,
     }
 }
 

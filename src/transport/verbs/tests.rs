@@ -4,12 +4,15 @@ use super::device::{Device, DeviceInfo, QueuePairError};
 use super::endpoint::WAKES_AT_ONCE;
 use super::hello::Pair;
 use super::open::OpenedDevice;
-use super::region::ProtectionDomain;
+use super::queue_pair::QueuePair;
+use super::region::{ProtectionDomain, Registered};
 use super::scripted::{self, device, gid, info};
+use super::shared::remedy_within;
 use super::*;
 use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming, alone};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::{Connecting, Endpoint, GpuGrant, Incoming, Listener, Operation, WorkRequest};
+use std::io;
 use std::net::Ipv4Addr;
 use std::task::Poll;
 

@@ -2,6 +2,9 @@
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
 
 use super::super::hello::{ConnectionIds, Terms};
 use super::super::wire::Response;

@@ -1,0 +1,121 @@
+//! Work requests on their way to the device, in the form that it takes them.
+
+use crate::cuda::GpuSlice;
+use crate::mem::{LocalSlice, RemoteSlice};
+use crate::transport::PayloadMemory;
+use crate::transport::verbs::sys;
+
+/// The requests of the device that one call posts, in memory that the next call uses again.
+pub(super) struct Batch {
+    pub(super) requests: Vec<sys::ibv_send_wr>,
+    /// The memory of each.
+    pub(super) pieces: Vec<sys::ibv_sge>,
+    /// So many are of this call.
+    pub(super) count: usize,
+}
+
+/// The memory of a request at this side.
+#[derive(Clone, Copy)]
+pub(super) enum LocalMemory<'a> {
+    Host(&'a LocalSlice),
+    /// With the key that it has on the rail.
+    Gpu(&'a GpuSlice, u32),
+}
+
+#[inline]
+pub(super) fn rdma(remote: &RemoteSlice, done: u64) -> sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+    // Whatever the offset is, the target checks it: one that wraps around lies outside of every grant.
+    sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+        remote_addr: remote.offset.wrapping_add(done),
+        rkey: remote.key.0 as u32,
+    }
+}
+
+impl Batch {
+    pub(super) fn with_capacity(room: usize) -> Batch {
+        Batch { requests: Vec::with_capacity(room), pieces: Vec::with_capacity(room), count: 0 }
+    }
+
+    /// Adds a request that concerns this memory of one's own. It is made of the one that was here before: each field
+    /// that any request sets is set again, and the others stay zero. That takes half the time of making one and moving
+    /// it here.
+    #[inline]
+    pub(super) fn add(&mut self, piece: sys::ibv_sge) -> &mut sys::ibv_send_wr {
+        let at = self.count;
+        self.count += 1;
+        if at == self.requests.len() {
+            self.requests.push(sys::ibv_send_wr::default());
+            self.pieces.push(sys::ibv_sge::default());
+        }
+        self.pieces[at] = piece;
+        let request = &mut self.requests[at];
+        request.next = std::ptr::null_mut();
+        // A list of no bytes is no list.
+        request.num_sge = i32::from(piece.length > 0);
+        request
+    }
+
+    /// All requests of this call, each with its list of one piece, which stays where it is until the next call.
+    #[inline]
+    pub(super) fn named(&mut self) -> &mut [sys::ibv_send_wr] {
+        let (requests, pieces) = (&mut self.requests[..self.count], self.pieces.as_mut_ptr());
+        match requests {
+            // Most calls post one request, and the loop is compiled for many.
+            [one] => one.sg_list = pieces,
+            all => {
+                for (index, request) in all.iter_mut().enumerate() {
+                    request.sg_list = pieces.wrapping_add(index);
+                }
+            }
+        }
+        &mut self.requests[..self.count]
+    }
+}
+
+impl LocalMemory<'_> {
+    #[inline]
+    pub(super) fn len(self) -> usize {
+        match self {
+            LocalMemory::Host(slice) => slice.len(),
+            LocalMemory::Gpu(slice, _) => slice.bytes(),
+        }
+    }
+
+    pub(super) fn is_on_host(self) -> bool {
+        matches!(self, LocalMemory::Host(_))
+    }
+
+    /// A part of it, which lies inside.
+    #[inline]
+    pub(super) fn piece(self, rail: usize, offset: usize, bytes: usize) -> sys::ibv_sge {
+        debug_assert!(bytes <= self.len() && offset <= self.len() - bytes);
+        let (addr, lkey) = match self {
+            LocalMemory::Host(slice) => {
+                let begin = slice.as_ptr().wrapping_add(offset);
+                let key = slice.region().device_keys().local[rail];
+                (begin.expose_provenance() as u64, key)
+            }
+            LocalMemory::Gpu(slice, key) => (slice.pointer() + offset as u64, key),
+        };
+        sys::ibv_sge { addr, length: bytes as u32, lkey }
+    }
+
+    /// Whether it is a range of this memory.
+    #[inline]
+    pub(super) fn is_of(self, memory: &PayloadMemory) -> bool {
+        match (self, memory) {
+            (LocalMemory::Host(slice), PayloadMemory::Host(region)) => region.same_as(slice.region()),
+            (LocalMemory::Gpu(slice, _), PayloadMemory::Gpu(memory)) => memory == slice.memory(),
+            _ => false,
+        }
+    }
+
+    #[inline]
+    #[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
+    pub(super) fn memory(self) -> PayloadMemory {
+        match self {
+            LocalMemory::Host(slice) => PayloadMemory::Host(slice.region().clone()),
+            LocalMemory::Gpu(slice, _) => PayloadMemory::Gpu(slice.memory().clone()),
+        }
+    }
+}
