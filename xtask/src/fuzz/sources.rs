@@ -14,7 +14,7 @@ mod tests {
     const SOURCES: [&str; 3] = ["src", "lab/src", "cli/src"];
 
     /// Files that decode, and the target that feeds each.
-    const FED: [(&str, &str); 16] = [
+    const FED: [(&str, &str); 17] = [
         ("lab/src/model/file.rs", "model"),
         ("lab/src/program.rs", "program"),
         ("src/job/coordinated/orders.rs", "order"),
@@ -29,6 +29,7 @@ mod tests {
         ("src/param/pin.rs", "param_words"),
         ("src/param/pull.rs", "param_words"),
         ("src/param/pull/mapped.rs", "param_words"),
+        ("src/param/pull/steps.rs", "param_words"),
         ("src/trace/mod.rs", "trace"),
         ("src/transport/wireup/message.rs", "wireup"),
     ];
