@@ -117,11 +117,12 @@ fn rdma(address: &Address) -> Option<SocketAddr> {
     }
 }
 
-/// True if the peer may be there later: no process listens yet, or it is full, or slow.
+/// True if the peer may be there later: no process listens yet, it is full or slow, or its host does not answer yet.
 pub(crate) fn may_come(error: &Error) -> bool {
     match error {
         Error::Connect(ConnectError::System { source, .. }) => {
-            matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+            use ErrorKind::{ConnectionRefused, HostUnreachable, NotFound, TimedOut};
+            matches!(source.kind(), ConnectionRefused | NotFound | TimedOut | HostUnreachable)
         }
         error => error.is_retryable(),
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -478,6 +480,31 @@ def test_an_attempt_that_the_deadline_cuts_short_does_not_hide_the_one_before() 
     with reader, socket.create_server(("127.0.0.1", port), backlog=0):
         with pytest.raises(slackline.DeadlineError, match="within 700ms"):
             reader.reconnect(timeout=0.7)
+
+
+def test_a_host_that_answers_nothing_at_first_is_asked_again() -> None:
+    with slackline.Publisher(version(0), transport="tcp") as publisher:
+        reader = slackline.Reader(publisher.address)
+        address, port = publisher.address, int(publisher.address.rpartition(":")[2])
+    with reader, contextlib.ExitStack() as later, socket.create_server(("127.0.0.1", port), backlog=0) as full:
+        # Those that wait to be accepted fill the queue: the system answers no other one.
+        for _ in range(3):
+            waits = later.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(full.getsockname())
+
+        def start_again() -> None:
+            time.sleep(1.2)  # longer than a first attempt takes
+            full.close()
+            second = later.enter_context(slackline.Publisher(version(0), address=address, begin_at=4))
+            epochs.append(second.epoch)
+
+        epochs: list[int] = []
+        starting = threading.Thread(target=start_again)
+        starting.start()
+        reader.reconnect(timeout=60)
+        starting.join()
+        assert reader.epoch == epochs[0]
 
 
 def test_the_age_of_a_version_counts_from_its_publication(pair: Pair) -> None:
