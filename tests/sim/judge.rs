@@ -148,7 +148,7 @@ fn promises_are_kept_in_the_rarer_forms_too() {
 }
 
 #[test]
-fn promises_are_kept_where_gradients_count_whole_or_less_the_staler_they_are() {
+fn promises_are_kept_where_gradients_count_whole_or_less_when_stale() {
     for seed in 0..500 {
         let staleness = seed % 5;
         for scheme in [

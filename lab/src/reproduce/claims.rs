@@ -162,8 +162,8 @@ impl Check {
         Some(Check { claim, ours: text("ours")?, verdict: Verdict::read(&record["verdict"])? })
     }
 
-    /// The side of 1 on which the whole interval of the value with this label lies; `Equal` if it holds 1. None if there
-    /// is no such value, or if it was chance.
+    /// The side of 1 on which the whole interval of the value with this label lies; `Equal` if it holds 1. None if it
+    /// was chance, or if there is no such value.
     pub(super) fn side(&self, label: &str) -> Option<Ordering> {
         let has_label = |value: &&str| value.rsplit_once(": ").map_or("", |(own, _)| own) == label;
         let value = self.ours.split("; ").find(has_label).filter(|_| self.verdict != Verdict::Chance)?;

@@ -74,8 +74,8 @@ struct Advice {
 #[derive(Deserialize)]
 struct Line {
     text: String,
-    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds; or, after
-    /// "above", "below" or "level", with the label of one of its values, whose interval must lie on that side of 1, or
+    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds; after
+    /// "above", "below" or "level" with the label of one of its values, whose interval must lie on that side of 1, or
     /// hold it; or all-schemes/CHECK, of the runs on real processes.
     rests_on: Vec<String>,
 }
