@@ -325,11 +325,27 @@ fn nonsense_is_ignored() {
             let worker = random.below(5) as u32;
             let clock = [random.below(6), random.below(6), random.below(6), u64::MAX - random.below(2)]
                 [random.below(4) as usize];
-            let event = match random.below(8) {
-                0 => joined(worker, clock.min(6)),
+            let number = [None, Some(0.5), Some(f32::NAN), Some(f32::INFINITY)][random.below(4) as usize];
+            let version = Version::new([0, clock, random.below(6)][random.below(3) as usize]);
+            let event = match random.below(11) {
+                0 => ServerEvent::Joined {
+                    worker: WorkerId(worker),
+                    clock: Clock::new(clock.min(6)),
+                    returns: random.below(2) == 0,
+                },
                 1 => left(worker),
                 2 | 3 => applied(clock),
-                _ => arrived(worker, clock),
+                4 => ServerEvent::Seen { worker: WorkerId(worker), version },
+                5 => {
+                    let largest = f64::from(number.unwrap_or(0.0));
+                    ServerEvent::Weighed { gradient: gradient(worker, clock), largest }
+                }
+                _ => ServerEvent::Arrived {
+                    gradient: gradient(worker, clock),
+                    base: version,
+                    loss: number,
+                    magnitude: number,
+                },
             };
             waits &= !matches!(event, ServerEvent::Applied { .. });
             match event {
@@ -374,12 +390,16 @@ fn nonsense_is_ignored() {
             let clock = Clock::new(if random.below(9) == 0 { u64::MAX } else { random.below(6) });
             reader.handle_event(
                 NOW,
-                match random.below(7) {
+                match random.below(8) {
                     0 => WorkerEvent::Joined { clock },
                     1 => WorkerEvent::Interrupted,
                     2 => WorkerEvent::Consumed { clock },
                     3 => WorkerEvent::Averaged { round: clock.get() },
-                    4 => WorkerEvent::Published { magnitude: None },
+                    4 => {
+                        let magnitude = [None, Some(0.5), Some(f32::NAN), Some(f32::INFINITY)];
+                        WorkerEvent::Published { magnitude: magnitude[random.below(4) as usize] }
+                    }
+                    5 => WorkerEvent::Membership { workers: clock.get() as usize },
                     _ => WorkerEvent::Holds { version: Version::new(clock.get()), smallest_clock: clock },
                 },
             );

@@ -172,6 +172,26 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(&["--problem", "softmax", "--batch", "1000"], "--batch", "smaller batch");
     misused(&["--learning-rate", "0"], "--learning-rate", "above 0");
     misused(&["--hidden", "8"], "--hidden", "--problem mlp");
+    for given in [
+        &["--batch", "8"][..],
+        &["--learning-rate", "0.1"],
+        &["--optimizer", "momentum"],
+        &["--schedule", "cosine(9)"],
+        &["--damping", "inverse"],
+        &["--additive"],
+        &["--read-my-writes"],
+    ] {
+        misused(given, &format!("{}: time alone is simulated", given[0]), "use --problem quadratic");
+        assert!(json(&[given, &["--problem", "quadratic", "--clocks", "2"]].concat())["versions"].is_u64());
+    }
+    for given in [["--server-bandwidth", "1G"], ["--replay", "0.1"]] {
+        let error = format!("{}: ds-sync has no server", given[0]);
+        misused(&[&["--scheme", "ds-sync"][..], &given].concat(), &error, "another scheme");
+        misused(&[&["--compare", "ds-sync,ds-sync(8)"][..], &given].concat(), &error, "another scheme");
+        assert!(
+            json(&[&["--compare", "bsp,ds-sync", "--clocks", "2"][..], &given].concat())["runs"].is_array()
+        );
+    }
     misused(&["--target-loss", "0.1"], "there is no loss", "set one");
     misused(&["--clocks", "1", "--versions", "1"], "--clocks", "--versions");
     misused(

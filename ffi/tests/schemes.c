@@ -224,6 +224,7 @@ static void schemes_that_cannot_be_are_not_registered(void)
     REFUSED(wrong.name = NULL, "scheme->name is NULL");
     REFUSED(wrong.name = "", "no name");
     REFUSED(wrong.name = "own(2)", "no name");
+    REFUSED(wrong.name = "own)", "no name");
     REFUSED(wrong.name = "\xff", "UTF-8");
     REFUSED(wrong.name = "ssp", "built-in");
     REFUSED(wrong.server.action = NULL, "(server)");

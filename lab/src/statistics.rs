@@ -59,6 +59,15 @@ impl Interval {
         let Interval { middle, low, high } = Interval::of_mean(&logs);
         Interval { middle: middle.exp(), low: low.exp(), high: high.exp() }
     }
+
+    /// Reads one as it is displayed.
+    pub fn read(text: &str) -> Option<Interval> {
+        let Some((middle, ends)) = text.split_once(" (") else {
+            return text.parse().ok().map(Interval::exact);
+        };
+        let (low, high) = ends.strip_suffix(')')?.split_once(" to ")?;
+        Some(Interval { middle: middle.parse().ok()?, low: low.parse().ok()?, high: high.parse().ok()? })
+    }
 }
 
 impl fmt::Display for Interval {
@@ -88,6 +97,17 @@ mod tests {
         let half = 2.776 * 0.5f64.sqrt();
         assert!((middle - 5.0).abs() < 1e-12 && (low - 5.0 + half).abs() < 1e-12, "{low}");
         assert!((high - 5.0 - half).abs() < 1e-12, "{high}");
+    }
+
+    #[test]
+    fn an_interval_is_read_as_it_is_displayed() {
+        let whole = Interval { middle: 1.5, low: 0.25, high: f64::INFINITY };
+        for interval in [whole, Interval::exact(2.0), Interval::exact(1e-7)] {
+            assert_eq!(Interval::read(&interval.to_string()), Some(interval));
+        }
+        for text in ["", "1 of 3", "1.5 (1 to)", "1.5 (1 to 2", "one (1 to 2)"] {
+            assert_eq!(Interval::read(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::transport::RegisterError;
 /// (`scheme::SchemeConfig::local_steps`).
 ///
 /// The gradient is what the steps moved the parameters by, over the size of a step: the server's own step then does to
-/// its parameters what the steps did to the copy.
+/// its parameters what the steps did to the copy. Steps of size 0 move nothing, and their gradients are added up.
 ///
 /// A [`JobWorker`](crate::JobWorker) leaves local steps to its caller: give [`gradient`](Self::gradient) the parameters
 /// and the memory that [`Step::borrow`](crate::Step::borrow) lends, and publish the step with the mean loss. To ask
@@ -66,16 +66,20 @@ impl LocalSteps {
         }
         self.own.clear();
         self.own.extend_from_slice(parameters);
+        // Over a size of 0 there is no quotient: then the copy takes whole gradients, and no step is computed on it.
+        let stays = self.learning_rate == 0.0;
+        let rate = if stays { 1.0 } else { self.learning_rate };
         let mut loss = 0.0;
         for step in 0..self.count {
-            let Some(of_step) = compute(step, &self.own, gradient)? else { return Ok(None) };
+            let at = if stays { parameters } else { &self.own };
+            let Some(of_step) = compute(step, at, gradient)? else { return Ok(None) };
             loss += of_step / self.count as f32;
             for (value, gradient) in self.own.iter_mut().zip(&*gradient) {
-                *value -= self.learning_rate * gradient;
+                *value -= rate * gradient;
             }
         }
         for ((gradient, before), after) in gradient.iter_mut().zip(parameters).zip(&self.own) {
-            *gradient = (before - after) / self.learning_rate;
+            *gradient = (before - after) / rate;
         }
         Ok(Some(loss))
     }
@@ -157,5 +161,27 @@ impl LocalOptimizer {
     fn part(&self, index: usize) -> VolatileSlice<'_> {
         let bytes = 4 * self.elements;
         self.memory.as_volatile().subslice(index * bytes, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The loss is half the square of the one parameter, so that the gradient is the parameter.
+    #[test]
+    fn local_steps_of_size_0_add_up_gradients_of_the_parameters_as_they_are() {
+        let mut calls = Vec::new();
+        let mut compute = |step: u64, parameters: &[f32], gradient: &mut [f32]| {
+            calls.push((step, parameters[0]));
+            gradient.copy_from_slice(parameters);
+            Ok::<_, std::convert::Infallible>(Some(1.0))
+        };
+        for learning_rate in [0.0, -0.0] {
+            let mut gradient = [f32::NAN];
+            let Ok(loss) = LocalSteps::new(3, learning_rate).gradient(&[4.0], &mut gradient, &mut compute);
+            assert_eq!((gradient, loss), ([12.0], Some(1.0)));
+        }
+        assert_eq!(calls, [(0, 4.0), (1, 4.0), (2, 4.0)].repeat(2));
     }
 }

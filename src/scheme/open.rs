@@ -14,7 +14,7 @@ use crate::clock::{Clock, Version};
 /// [`Server`](crate::node::Server) and in a `sim::Cluster` like them. Its name and settings travel to
 /// the workers as text, and a worker makes it again by the [`Registry`] in its options.
 pub trait Scheme: Any + Send + Sync {
-    /// The name, without settings; that of no built-in scheme.
+    /// The name, without settings; that of no built-in scheme. It is not empty and holds no parentheses.
     fn name(&self) -> &str;
 
     /// The settings as text, without parentheses. Peers run the same scheme if their names and settings are equal.
@@ -152,6 +152,10 @@ impl AnyScheme {
             let most = Self::TEXT_MAX;
             let reason = format!("name and settings must be 1 to {most} bytes without control codes");
             return Err(self.failure(reason));
+        }
+        // The settings begin at the first parenthesis.
+        if self.name().is_empty() || self.name().contains(['(', ')']) {
+            return Err(self.failure("a name cannot be empty, nor hold parentheses: use another".into()));
         }
         if self.built_in().is_none() && SchemeConfig::NAMES.contains(&self.name()) {
             return Err(self.failure("this is the name of a built-in scheme: use another".into()));

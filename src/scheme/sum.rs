@@ -13,7 +13,7 @@ pub(crate) fn summed(server: Box<dyn ServerScheme>, additive: bool) -> Box<dyn S
 
 /// True if the gradients of a scheme can add up: it folds all of them in, and promises nothing of their weights.
 pub(crate) fn adds_up(needs: &Needs) -> bool {
-    needs.folds_all_in_order && !needs.measures_magnitude
+    needs.folds_all_in_order && !needs.measures_magnitude && !needs.weighs_updates
 }
 
 /// The reason that those of another scheme cannot.

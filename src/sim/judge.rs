@@ -147,6 +147,9 @@ impl Judge {
             Some(SchemeConfig::Bsp) | Some(SchemeConfig::Bap { .. }) | Some(SchemeConfig::Abs { .. }) => {
                 1.0 / shares.len() as f32
             }
+            Some(SchemeConfig::Dbw { steps, .. }) => {
+                1.0 / shares.len() as f32 * steps.factor(shares.len(), members) as f32
+            }
             Some(SchemeConfig::Asp)
             | Some(SchemeConfig::Ssp { .. })
             | Some(SchemeConfig::Essp { .. })

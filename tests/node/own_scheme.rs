@@ -163,9 +163,9 @@ fn servers_that_run_different_schemes_get_no_worker() {
 }
 
 #[test]
-fn a_scheme_that_takes_the_name_of_a_built_in_one_is_not_served() {
+fn a_scheme_whose_name_no_worker_could_make_it_of_is_not_served() {
     let table = Table::flat(4, ElementType::F32).unwrap();
-    for name in ["ssp", "", "a\nline"] {
+    for name in ["ssp", "", "a\nline", "two(2)", "two(", "two)"] {
         let scheme = Named(name);
         let options = ServerOptions::new(scheme, 1, 0.1);
         let made = Server::new(Shm::new(), &Address::random(), table.clone(), &[0.0; 4], options);

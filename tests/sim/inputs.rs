@@ -80,6 +80,11 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
         (|c| c.factors = vec![0.0], "above 0"),
         (|c| c.starts = vec![-1.0], "the start of a worker"),
         (|c| (c.scheme, c.additive) = (scheme("k-async(2)").into(), true), "use bsp, asp, ssp, essp or bap"),
+        (|c| (c.scheme, c.additive) = (scheme("vap(1)").into(), true), "use bsp, asp, ssp, essp or bap"),
+        (
+            |c| (c.scheme, c.additive) = (scheme("vap(1, strength=published)").into(), true),
+            "use bsp, asp, ssp, essp or bap",
+        ),
         (
             |c| c.changes = vec![Change { at: 1.0, workers: 2..9, factor: 2.0 }],
             "2-8: workers count from 0, and there are fewer",

@@ -2,8 +2,8 @@
 
 use slackline::Clock;
 use slackline::scheme::{
-    self, Choice, Delivery, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Shrink, StepRule,
-    Strength, WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
+    self, Choice, Damping, Delivery, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Shrink,
+    StepRule, Strength, WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
 use slackline::{
     Instant,
@@ -108,6 +108,62 @@ fn promises_are_kept_whatever_is_learnt() {
             cluster.problem = Some(Box::new(Quadratic::new(4, 2.0, 1.0, seed)));
             if let Err(error) = cluster.run() {
                 panic!("{error}");
+            }
+        }
+    }
+}
+
+/// The forms of schemes that are not among those above, on a problem.
+#[test]
+fn promises_are_kept_in_the_rarer_forms_too() {
+    for seed in 0..500 {
+        let mut random = Random::new(!seed);
+        let k = 1 + random.below(3) as u16;
+        let delivery = [Delivery::Interrupt, Delivery::Wait, Delivery::Pull][seed as usize % 3];
+        let shorter = [StepRule::Proportional, StepRule::Knee { gradients: k }][seed as usize / 3 % 2];
+        let dynamic = Choice::Dynamic { window: 3, loss_growth: 1.01 };
+        let dbw = |choice, steps| SchemeConfig::Dbw { delivery, choice, steps };
+        let wait_for = WaitFor::LossOverTime { k, millis: 2_500 };
+        let (staleness, shrink) = ([None, Some(seed % 4)][seed as usize % 2], Shrink::WithK);
+        let ds_sync = |group, partition, period| SchemeConfig::DsSync { group, partition, period };
+        let (near, shuffled) = (scheme::Partition::Near { inside: k }, scheme::Partition::Random { seed });
+        for (scheme, members) in [
+            (dbw(Choice::Published, StepRule::Constant), None),
+            (dbw(Choice::Published, shorter), None),
+            (dbw(dynamic, shorter), None),
+            (dbw(Choice::Static { k }, shorter), None),
+            (SchemeConfig::Abs { wait_for, staleness, shrink, local_steps: 1 }, None),
+            (ds_sync(2, near, 1), Some([4, 8][seed as usize % 2])),
+            (ds_sync(1 + k, shuffled, k), None),
+            (ds_sync(2, scheme::Partition::Digits, 1 + k), Some(4)),
+        ] {
+            let mut cluster = drawn(scheme, seed);
+            cluster.workers = members.unwrap_or(cluster.workers.max(3));
+            cluster.problem = Some(Box::new(Quadratic::new(4, 2.0, 1.0, seed)));
+            if let Err(error) = cluster.run() {
+                panic!("{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn promises_are_kept_where_gradients_count_whole_or_less_when_stale() {
+    for seed in 0..500 {
+        let staleness = seed % 5;
+        for scheme in [
+            SchemeConfig::Bsp,
+            SchemeConfig::Asp,
+            SchemeConfig::Ssp { staleness },
+            SchemeConfig::Essp { staleness },
+            SchemeConfig::Bap { staleness },
+        ] {
+            for (damping, additive) in
+                [(Damping::None, true), (Damping::Inverse, false), (Damping::Inverse, true)]
+            {
+                if let Err(error) = (Cluster { damping, additive, ..drawn(scheme, seed) }).run() {
+                    panic!("{error}");
+                }
             }
         }
     }

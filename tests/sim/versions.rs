@@ -144,6 +144,11 @@ fn every_bound_loosened_by_one_is_caught() {
         shrink,
         local_steps: 1,
     };
+    let shorter = SchemeConfig::Dbw {
+        delivery: Delivery::Interrupt,
+        choice: Choice::Static { k: 3 },
+        steps: StepRule::Proportional,
+    };
     let behind = "clocks behind, and the bound is";
     let pairs = [
         (SchemeConfig::Ssp { staleness: 2 }, SchemeConfig::Ssp { staleness: 3 }, behind),
@@ -154,6 +159,7 @@ fn every_bound_loosened_by_one_is_caught() {
         (abs(3, None), abs(4, None), "made of 4 gradients, not 3..=3"),
         (backup(3, Delivery::Interrupt), backup(4, Delivery::Interrupt), "made of 4 gradients, not 3..=3"),
         (backup(3, Delivery::Interrupt), abs(3, Some(1)), "1 versions late, and the bound is 0"),
+        (shorter, backup(3, Delivery::Interrupt), "where each counts 0.125"),
         (delay(2), delay(3), "3 versions late, and the bound is 2"),
         // Requests follow gradients, so only a worker that does not ask has any in transit.
         (vap(0.1, Strength::Weak), SchemeConfig::Ssp { staleness: 3 }, "in transit and"),

@@ -119,7 +119,7 @@ impl Foreign {
         // SAFETY: the caller's promise.
         let name = unsafe { text(scheme.name, "scheme->name")? };
         let refused = |reason: String| Failure::bad_argument(format!("scheme {name:?} {reason}"));
-        if name.is_empty() || name.contains('(') || name.contains(char::is_control) {
+        if name.is_empty() || name.contains(['(', ')']) || name.contains(char::is_control) {
             return Err(refused("has no name: use letters, digits and dashes".into()));
         }
         if SchemeConfig::NAMES.contains(&name) {

@@ -1,5 +1,7 @@
 //! What is claimed, what it is held against, and what came of it.
 
+use std::cmp::Ordering;
+
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -158,6 +160,20 @@ impl Check {
             untried: None,
         };
         Some(Check { claim, ours: text("ours")?, verdict: Verdict::read(&record["verdict"])? })
+    }
+
+    /// The side of 1 on which the whole interval of the value with this label lies; `Equal` if it holds 1. None if it
+    /// was chance, or if there is no such value.
+    pub(super) fn side(&self, label: &str) -> Option<Ordering> {
+        let has_label = |value: &&str| value.rsplit_once(": ").map_or("", |(own, _)| own) == label;
+        let value = self.ours.split("; ").find(has_label).filter(|_| self.verdict != Verdict::Chance)?;
+        let Interval { low, high, .. } = Interval::read(value.rsplit(": ").next()?)?;
+        // Of what is no number, neither.
+        match (low > 1.0, high < 1.0) {
+            (true, _) => Some(Ordering::Greater),
+            (_, true) => Some(Ordering::Less),
+            _ => (low <= 1.0 && high >= 1.0).then_some(Ordering::Equal),
+        }
     }
 
     /// What, expected, ours and the verdict.

@@ -1,5 +1,6 @@
 //! The page with all reproductions.
 
+use std::cmp::Ordering;
 use std::fmt::Write as _;
 
 use serde::Deserialize;
@@ -73,8 +74,9 @@ struct Advice {
 #[derive(Deserialize)]
 struct Line {
     text: String,
-    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds; or
-    /// all-schemes/CHECK, of the runs on real processes.
+    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds; after
+    /// "above", "below" or "level" with the label of one of its values, whose interval must lie on that side of 1, or
+    /// hold it; or all-schemes/CHECK, of the runs on real processes.
     rests_on: Vec<String>,
 }
 
@@ -127,28 +129,41 @@ pub fn page(parts: &[Part], real: &[String]) -> Result<String, Error> {
 /// The sentences that are borne out as a list; the others say so.
 fn advice(parts: &[Part], real: &[String]) -> Result<String, Error> {
     let Advice { line, .. } = from_toml(ADVICE)?;
-    let came_out = |name: &String| {
-        if let Some(name) = name.strip_prefix("all-schemes/") {
-            return real.iter().any(|own| own == name);
-        }
-        let (wanted, name) = match name.split_once(' ') {
-            Some(("not", name)) => (Verdict::Differs, name),
-            Some(("chance", name)) => (Verdict::Chance, name),
-            _ => (Verdict::Holds, name.as_str()),
-        };
-        let mut checks = parts.iter().flat_map(|part| part.checks.iter().map(move |check| (part, check)));
-        let named = checks.find(|(part, check)| format!("{}/{}", part.recipe.name, check.claim.name) == name);
-        named.is_some_and(|(_, check)| check.verdict == wanted)
-    };
     let mut text =
         String::from("What the evidence says about the choice of a scheme for a real cluster:\n\n");
-    for Line { text: sentence, rests_on } in &line {
-        let names = rests_on.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-        let doubt = if rests_on.iter().all(came_out) { "" } else { "Not borne out by this run: " };
-        let item = wrapped(&format!("{doubt}{sentence} ({names})")).replace('\n', "\n  ");
-        let _ = writeln!(text, "- {item}");
-    }
+    line.iter().for_each(|line| text += &line.item(parts, real));
     Ok(text)
+}
+
+impl Line {
+    /// The sentence as an item of a list, told as not borne out where one of its checks came out otherwise.
+    fn item(&self, parts: &[Part], real: &[String]) -> String {
+        let Line { text, rests_on } = self;
+        let names = rests_on.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let is_borne_out = rests_on.iter().all(|name| came_out(name, parts, real));
+        let doubt = if is_borne_out { "" } else { "Not borne out by this run: " };
+        format!("- {}\n", wrapped(&format!("{doubt}{text} ({names})")).replace('\n', "\n  "))
+    }
+}
+
+/// Whether a check came out as [`Line::rests_on`] has it.
+fn came_out(wanted: &str, parts: &[Part], real: &[String]) -> bool {
+    if let Some(name) = wanted.strip_prefix("all-schemes/") {
+        return real.iter().any(|own| own == name);
+    }
+    let (how, name) = wanted.split_once(' ').unwrap_or(("", wanted));
+    let (name, label) = name.split_once(' ').unwrap_or((name, ""));
+    let mut checks = parts.iter().flat_map(|part| part.checks.iter().map(move |check| (part, check)));
+    let named = checks.find(|(part, check)| format!("{}/{}", part.recipe.name, check.claim.name) == name);
+    let Some((_, check)) = named else { return false };
+    match how {
+        "above" => check.side(label) == Some(Ordering::Greater),
+        "below" => check.side(label) == Some(Ordering::Less),
+        "level" => check.side(label) == Some(Ordering::Equal),
+        "not" => check.verdict == Verdict::Differs,
+        "chance" => check.verdict == Verdict::Chance,
+        _ => check.verdict == Verdict::Holds,
+    }
 }
 
 /// Of each result how many claims came out, each kind apart.
@@ -242,6 +257,52 @@ mod tests {
 
     use super::super::RECIPES;
     use super::*;
+
+    #[test]
+    fn a_sentence_rests_on_the_side_of_a_value_only_where_it_is_told_apart() {
+        let recipe = RECIPES.iter().find(|recipe| recipe.name == "essp-settings").expect("a recipe");
+        let check = |name: &str, ours: &str, verdict: &str| {
+            let record = json!({
+                "name": name, "claim": "loss over loss", "against": "ours", "expected": "behind", "ours": ours,
+                "verdict": verdict,
+            });
+            Check::read(&record).expect("a check")
+        };
+        let checks = vec![
+            check("loses", "0.900 (0.763 to 1.06)", "differs"),
+            check("stays", "uneven times: 1.94 (1.16 to 3.24); paces: 0.862 (0.688 to 1.08)", "differs"),
+            check("room", "s = 2: 0.576 (0.383 to 0.868); s = 8: 4.99", "differs"),
+            check("large", "s = 8: 2.16 (2.01 to 2.32)", "chance"),
+        ];
+        let parts = [Part { recipe, checks, section: String::new(), again: None }];
+        let is_told = |rests_on: &str| {
+            let rests_on = vec![rests_on.replace("settings/", "essp-settings/")];
+            let item = Line { text: "So it is.".into(), rests_on }.item(&parts, &[]);
+            !item.starts_with("- Not borne out by this run: So it is.")
+        };
+        for borne_out in [
+            "not settings/loses",
+            "level settings/loses",
+            "above settings/stays uneven times",
+            "level settings/stays paces",
+            "below settings/room s = 2",
+            "above settings/room s = 8",
+        ] {
+            assert!(is_told(borne_out), "{borne_out}");
+        }
+        for other in [
+            "below settings/loses",
+            "below settings/stays paces",
+            "above settings/stays paces",
+            "below settings/stays uneven times",
+            "above settings/stays",
+            "above settings/room s = 4",
+            "above settings/large s = 8",
+            "above settings/none",
+        ] {
+            assert!(!is_told(other), "{other}");
+        }
+    }
 
     #[test]
     fn a_result_that_is_kept_keeps_its_tables_and_is_explained_as_today() {

@@ -50,7 +50,7 @@ pub enum NonFinite {
     /// They are folded in as they are, and the parameters are not finite from then on ([`ServerStatus::diverged`]).
     #[default]
     Allow,
-    /// They are left out, and count as dropped.
+    /// They are left out, and count as dropped. The other gradients of the update keep their weights.
     Drop,
     /// As [`Drop`](Self::Drop), and the worker that sent one is evicted.
     Refuse,

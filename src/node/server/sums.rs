@@ -129,7 +129,7 @@ mod tests {
 
     /// One gradient of the two holds a NaN, and so does its loss.
     #[test]
-    fn the_loss_of_a_gradient_that_is_left_out_is_none_of_the_version() {
+    fn a_gradient_that_is_left_out_has_no_loss_and_leaves_others_their_weight() {
         let address = Address::random();
         let table = Table::flat(16, ElementType::F32).unwrap();
         let options =
@@ -151,5 +151,6 @@ mod tests {
         });
         let status = server.status();
         assert_eq!((status.version.get(), status.gradients, status.loss), (1, 1, Some(0.25)));
+        assert_eq!(server.parameters().unwrap(), [-0.25 / 2.0; 16]);
     }
 }

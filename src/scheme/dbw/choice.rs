@@ -57,13 +57,13 @@ pub enum Choice {
 /// assert_eq!(best_k(&Gain { norm_squared: 0.0, ..gain }, &[1.0, 1.1, 1.2, 9.0]), 4);
 /// ```
 pub fn best_k(gain: &Gain, times: &[f64]) -> usize {
-    best_k_of_steps(gain, StepRule::Constant, times)
+    best_k_of_steps(gain, StepRule::Constant, times).unwrap_or(times.len())
 }
 
-/// The same where the step size depends on `k`.
-pub(super) fn best_k_of_steps(gain: &Gain, steps: StepRule, times: &[f64]) -> usize {
+/// The same where the step size depends on `k`; `None` where no `k` promises any gain.
+pub(super) fn best_k_of_steps(gain: &Gain, steps: StepRule, times: &[f64]) -> Option<usize> {
     let n = times.len();
-    largest(n, |k| gain.of_steps(steps.factor(k, n)).of(k), times).unwrap_or(n)
+    largest(n, |k| gain.of_steps(steps.factor(k, n)).of(k), times)
 }
 
 /// The `k` with the most gradients per second: the choice that is blind to what they are worth.
@@ -161,11 +161,8 @@ impl Chooser {
                 // Nothing was measured: nothing speaks for fewer.
                 let Some(gain) = self.estimates.gain() else { return workers };
                 self.times.estimate(k, workers, &mut self.row);
-                let more = (k + 1).min(workers);
                 // That nothing gains is often noise, and to wait for all the costliest of all mistakes.
-                let most = gain.of_steps(self.steps.factor(workers, workers));
-                let best =
-                    if most.of(workers) > 0.0 { best_k_of_steps(&gain, self.steps, &self.row) } else { more };
+                let best = best_k_of_steps(&gain, self.steps, &self.row).unwrap_or((k + 1).min(workers));
                 match self.estimates.loss_grows(f64::from(loss_growth)) {
                     Some(true) if self.has_grown => self.least = (2 * self.least).min(workers),
                     Some(true) => self.has_grown = true,
@@ -229,10 +226,24 @@ mod tests {
         let knee = StepRule::Knee { gradients: 2 };
         let best = [StepRule::Constant, StepRule::Proportional, knee]
             .map(|steps| best_k_of_steps(&gain, steps, &[1.0, 2.0, 3.0, 4.0]));
-        assert_eq!(best, [3, 1, 1]);
+        assert_eq!(best, [3, 1, 1].map(Some));
         let even = [StepRule::Constant, StepRule::Proportional, knee]
             .map(|steps| best_k_of_steps(&gain, steps, &[1.0; 4]));
-        assert_eq!(even, [4, 4, 4]);
+        assert_eq!(even, [4, 4, 4].map(Some));
+    }
+
+    /// A rate of 1, |grad F|^2 of 1 and a variance of 6: a mean of two has a squared norm of 4, and a step of 1/2 that
+    /// lowers no loss shows a smoothness of 1. With the factor f the gain is f - f^2/2 - 3 f^2/k: 1/32, 0, -3/32 and
+    /// -1/4.
+    #[test]
+    fn a_shorter_step_that_gains_is_taken_where_that_of_all_does_not() {
+        let choice = Choice::Dynamic { window: 2, loss_growth: 1.01 };
+        let mut chooser = Chooser::new(choice, StepRule::Proportional, false);
+        chooser.make_room(4);
+        (1..=4).for_each(|k| chooser.add_time(4, k, 1.0));
+        let measured = Statistics { variance: Some(6.0), learning_rate: Some(1.0), ..measured(4.0, 1.0) };
+        // Until a window of steps was measured no smoothness is known, and the longest step gains the most.
+        assert_eq!([(); 5].map(|()| chooser.next(4, 2, &measured)), [4, 4, 1, 1, 1]);
     }
 
     #[test]

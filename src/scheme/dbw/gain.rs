@@ -93,6 +93,8 @@ pub(super) struct Estimates {
     promised: Mean,
     fallen: Mean,
     squares: Mean,
+    /// Squares of the step sizes as the rule for `k` made them.
+    rates_squared: Mean,
     /// Half the squared differences of neighbours: the variance of single losses, whatever their trend.
     loss_noise: Mean,
     /// The losses of the window before, and since.
@@ -132,6 +134,7 @@ impl Estimates {
             promised: long(),
             fallen: long(),
             squares: long(),
+            rates_squared: long(),
             loss_noise: long(),
             losses: Vec::with_capacity(2 * window.max(WINDOW_MAX)),
             last: None,
@@ -140,7 +143,7 @@ impl Estimates {
     }
 
     /// Takes note of an update out of `k` gradients, whose step was `factor` times the measured step size. What was not
-    /// measured is left as it was.
+    /// measured is left as it was, and is part of no difference of losses: that would be of two steps.
     pub(super) fn add(&mut self, k: usize, factor: f64, measured: &Statistics) {
         if let Some(variance) = measured.variance.filter(|variance| variance.is_finite()) {
             let weight = k.saturating_sub(1).max(1) as f64;
@@ -158,6 +161,7 @@ impl Estimates {
                 loss: measured.loss?,
             })
         })();
+        let last = self.last.take();
         let Some(step) = step.filter(|step| step.norm_squared.is_finite() && step.loss.is_finite()) else {
             return;
         };
@@ -165,12 +169,13 @@ impl Estimates {
         self.parts.add(part);
         self.norms_squared.add(step.norm_squared.powi(2));
         self.losses.push(step.loss);
-        if let Some(last) = self.last {
+        if let Some(last) = last {
             // The step before has shown by now what it was worth; what it fell short of is curvature.
             let fallen = last.loss - step.loss;
             self.promised.add(last.learning_rate * last.norm_squared);
             self.fallen.add(fallen);
             self.squares.add(last.learning_rate * last.learning_rate * last.mean_norm_squared);
+            self.rates_squared.add(last.learning_rate.powi(2));
             self.loss_noise.add(0.5 * fallen * fallen);
         }
         (self.last, self.learning_rate) = (Some(step), measured.learning_rate);
@@ -206,7 +211,8 @@ impl Estimates {
         let measured = self.promised.get()? - self.fallen.get()?;
         // Losses in a sum of differences cancel, but for the first and the last.
         let shares = self.promised.squares;
-        let error = learning_rate.powi(2) * spread * shares + 2.0 * self.loss_noise.value * shares * shares;
+        let error =
+            self.rates_squared.get()? * spread * shares + 2.0 * self.loss_noise.value * shares * shares;
         // Not `clamp`, which panics where the step size is below zero: some climb.
         Some((2.0 * (measured - ERRORS * error.sqrt()) / square).min(1.0 / learning_rate).max(0.0))
     }
@@ -250,6 +256,45 @@ mod tests {
         assert!((raw - 1.0).abs() < 1e-12);
         // What is taken off for noise there is none of is a part of it only.
         assert!((0.0..1.0).contains(&estimates.gain().unwrap().smoothness));
+    }
+
+    /// The same, with a fourth update that shows no loss, or a moment that is no number.
+    #[test]
+    fn no_difference_of_losses_is_taken_across_an_update_that_was_not_measured() {
+        for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for spoilt in [measured(0.25, Some(0.0), odd), measured(odd, Some(0.0), 0.125)] {
+                let mut estimates = Estimates::new(5);
+                let mut w = 2.0_f64;
+                for step in 0..6 {
+                    let sound = measured(w * w, Some(0.0), 0.5 * w * w);
+                    estimates.add(2, 1.0, if step == 3 { &spoilt } else { &sound });
+                    w *= 0.5;
+                }
+                let (promised, fallen) = (estimates.promised.get().unwrap(), estimates.fallen.get().unwrap());
+                let raw = 2.0 * (promised - fallen) / estimates.squares.get().unwrap();
+                assert!((raw - 1.0).abs() < 1e-12, "{raw}: {spoilt:?}");
+                assert_eq!(estimates.squares.count, 3.0, "steps 0, 1 and 4 were measured: {spoilt:?}");
+            }
+        }
+    }
+
+    /// Steps of 1/8 that lower the loss by three quarters of what they promise, so that the smoothness is 4. The norms
+    /// vary, so that it is read with an error.
+    #[test]
+    fn the_smoothness_is_read_by_the_error_of_the_steps_that_were_made() {
+        let smoothness = |factor: f64| {
+            let (rate, mut estimates, mut loss) = (0.125 / factor, Estimates::new(2), 9.0);
+            for step in 0..200 {
+                let norm_squared = [1.0, 1.5][step % 2];
+                let measured = measured(norm_squared, Some(0.0), loss);
+                estimates.add(2, factor, &Statistics { learning_rate: Some(rate), ..measured });
+                loss -= 0.75 * 0.125 * norm_squared;
+            }
+            estimates.gain().unwrap().smoothness
+        };
+        let of_whole = smoothness(1.0);
+        assert!((3.0..3.9).contains(&of_whole), "{of_whole}");
+        assert_eq!(smoothness(0.5), of_whole);
     }
 
     #[test]

@@ -62,6 +62,8 @@ impl PublishedRule {
         if let Some(variance) = measured.variance.filter(|_| k > 1) {
             self.variances.add(variance.max(0.0));
         }
+        // Of two neighbours that are both measured alone.
+        self.loss_has_grown = false;
         let last = self.last.take();
         // A loss that is no number says nothing of the step before, nor of the one after.
         let loss = measured.loss.filter(|loss| loss.is_finite());
@@ -98,8 +100,8 @@ impl PublishedRule {
                 variance: self.variances.mean()?,
             })
         })();
-        // The best is all of them where no update gains.
-        let Some(best) = gain.map(|gain| best_k_of_steps(&gain, steps, times)) else { return workers };
+        let Some(gain) = gain else { return workers };
+        let best = best_k_of_steps(&gain, steps, times).unwrap_or(workers);
         let least = if self.loss_has_grown { k + 1 } else { 1 };
         best.max(least).min(workers)
     }
@@ -186,6 +188,18 @@ mod tests {
         assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 1);
         published.add(2, 1.0, &measured(1.0, Some(0.0), 0.92));
         assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 3);
+    }
+
+    #[test]
+    fn a_loss_that_grows_once_asks_for_one_more_once() {
+        let mut published = PublishedRule::default();
+        let mut chosen = |loss| {
+            published.add(2, 1.0, &Statistics { loss, ..measured(1.0, Some(0.0), 1.0) });
+            published.choose(2, StepRule::Constant, &TIMES)
+        };
+        // All until a step has shown the smoothness; 3 for the growth, and 1 again, also where losses end.
+        assert_eq!([1.0, 0.9, 0.92, f64::NAN, 0.9].map(|loss| chosen(Some(loss))), [4, 1, 3, 1, 1]);
+        assert_eq!([Some(0.92), None, None].map(chosen), [3, 1, 1]);
     }
 
     /// F = w^2 / 2 without noise, as above. A loss that is none in between shows neither a smoothness nor a growth.

@@ -18,7 +18,8 @@ use crate::scheme_args::SchemeArgs;
 ///
 /// The schemes are the same code as in `slackline train`, and the gradients are those of a small problem (--problem),
 /// or none to simulate time alone. Time is computed, not measured: the same options give the same run, to the last
-/// bit, on every machine.
+/// bit, on the same kind of machine. The last bits depend on the vectors of the processor and on the logarithm of the
+/// system.
 #[derive(clap::Args, Clone, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct SimArgs {
@@ -119,7 +120,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
     pub(super) bandwidth: Option<f64>,
 
-    /// Bytes per second of the server's link, where all messages queue [default: no limit]
+    /// Bytes per second of the server's link, where all messages queue; not under ds-sync alone [default: no limit]
     #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
     pub(super) server_bandwidth: Option<f64>,
 
@@ -132,11 +133,11 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Faults", value_name = "PROBABILITY", default_value_t = 0.0)]
     pub(super) loss: f64,
 
-    /// Seconds after which a lost message is sent again
+    /// Seconds after which a message that --loss has lost is sent again
     #[arg(long, help_heading = "Faults", value_name = "SECONDS", default_value_t = 0.2)]
     pub(super) retransmission: f64,
 
-    /// Probability that a message comes twice
+    /// Probability that a message comes twice; not under ds-sync alone
     #[arg(long, help_heading = "Faults", value_name = "PROBABILITY", default_value_t = 0.0)]
     pub(super) replay: f64,
 
@@ -152,7 +153,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Faults", value_name = "DIST", value_parser = random_time, requires = "lifetime")]
     pub(super) downtime: Option<Distribution>,
 
-    /// Seconds from a crash until the others know
+    /// Seconds from a crash (--crash, --lifetime) until the others know
     #[arg(long, help_heading = "Faults", value_name = "SECONDS", default_value_t = 0.0)]
     pub(super) detection: f64,
 

@@ -54,6 +54,7 @@ fn try_run(args: &SimArgs) -> Result<ExitCode, Failure> {
 
 fn one(args: &SimArgs) -> Result<(), Failure> {
     let scheme = args.config()?;
+    setup::check_server(args, &[scheme])?;
     let cluster = setup::cluster(args, scheme, setup::until(args, &[scheme]))?;
     let learning_rate = cluster.learning_rate;
     let report = simulate(cluster)?;
@@ -79,6 +80,7 @@ fn compare(args: &SimArgs, schemes: &str) -> Result<(), Failure> {
     if schemes.is_empty() {
         return Err(Failure::usage("--compare names no scheme").help("write some, such as bsp,ssp(3)"));
     }
+    setup::check_server(args, &schemes)?;
     let until = setup::until(args, &schemes);
     // Everything that is wrong is told before anything is run.
     let clusters = schemes.iter().map(|scheme| setup::cluster(args, *scheme, until));

@@ -1,6 +1,7 @@
 //! From options to a cluster.
 
-use slackline::scheme::SchemeConfig;
+use slackline::optim::Schedule;
+use slackline::scheme::{Damping, SchemeConfig};
 use slackline::sim::{
     Cluster, ClusterReport, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
 };
@@ -50,7 +51,38 @@ pub(super) fn cluster(args: &SimArgs, scheme: SchemeConfig, until: Until) -> Res
     cluster.learning_rate = args.learning_rate.unwrap_or(learning_rate(args.optimizer, args.problem));
     cluster.schedule = args.schedule;
     cluster.check().map_err(|error| errors::of_simulation(&error))?;
+    if args.problem == ProblemName::None {
+        let of_problem = [
+            ("--batch", args.batch.is_some()),
+            ("--learning-rate", args.learning_rate.is_some()),
+            ("--optimizer", args.optimizer != OptimizerName::Sgd),
+            ("--schedule", args.schedule != Schedule::Constant),
+            ("--damping", cluster.damping != Damping::None),
+            ("--additive", cluster.additive),
+            ("--read-my-writes", cluster.read_my_writes),
+        ];
+        let remedy = "leave it out, or use --problem quadratic or another one";
+        refuse(&of_problem, "time alone is simulated, which it does not change", remedy)?;
+    }
     Ok(cluster)
+}
+
+/// Refuses what only a server has where none of `schemes` has one.
+pub(super) fn check_server(args: &SimArgs, schemes: &[SchemeConfig]) -> Result<(), Failure> {
+    if schemes.iter().any(SchemeConfig::has_server) {
+        return Ok(());
+    }
+    let of_server =
+        [("--server-bandwidth", args.server_bandwidth.is_some()), ("--replay", args.replay > 0.0)];
+    refuse(&of_server, "ds-sync has no server", "leave it out, or use another scheme")
+}
+
+/// Refuses the first of these options that is given.
+fn refuse(options: &[(&str, bool)], why: &str, remedy: &str) -> Result<(), Failure> {
+    match options.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(Failure::usage(format!("{option}: {why}")).help(remedy)),
+        None => Ok(()),
+    }
 }
 
 /// Returns the condition for the end of a run; runs of all `schemes` can reach it.
@@ -99,11 +131,10 @@ fn problem(args: &SimArgs) -> Result<Option<Box<dyn Problem>>, Failure> {
         return Err(Failure::usage("--hidden: only mlp and convnet have hidden units")
             .help("leave it out, or use --problem mlp"));
     }
-    for (option, is_given) in [("--data", args.data.is_some()), ("--shards", args.shards != Shards::Iid)] {
-        if is_given && !matches!(args.problem, Softmax | Mlp | ConvNet) {
-            return Err(Failure::usage(format!("{option}: this problem has no examples with labels"))
-                .help("leave it out, or use --problem softmax, mlp or convnet"));
-        }
+    if !matches!(args.problem, Softmax | Mlp | ConvNet) {
+        let of_labels = [("--data", args.data.is_some()), ("--shards", args.shards != Shards::Iid)];
+        let remedy = "leave it out, or use --problem softmax, mlp or convnet";
+        refuse(&of_labels, "this problem has no examples with labels", remedy)?;
     }
     Ok(Some(match args.problem {
         ProblemName::None => return Ok(None),
