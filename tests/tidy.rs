@@ -17,6 +17,8 @@ mod badges;
 mod clocks;
 #[path = "tidy/earlier.rs"]
 mod earlier;
+#[path = "tidy/errors.rs"]
+mod errors;
 #[path = "tidy/fences.rs"]
 mod fences;
 #[path = "tidy/layers.rs"]
@@ -200,6 +202,27 @@ fn each_operation_of_the_protocol_has_a_drawing() {
 fn the_defaults_name_constants_and_fields_that_their_files_have() {
     let unfounded = pages::unfounded(&page("docs/operations.md").expect("the page of operations"), page);
     assert!(unfounded.is_empty(), "in docs/operations.md:\n  {}", unfounded.join("\n  "));
+}
+
+#[test]
+fn every_error_of_the_library_has_a_row_in_the_tables_of_errors() {
+    let pages =
+        ["docs/operations.md", "docs/gpu.md"].map(|path| page(path).expect("a page with a table of errors"));
+    let cells: Vec<&str> = pages.iter().flat_map(|page| errors::cells(page)).collect();
+    assert!(!cells.is_empty(), "found no table of errors: the check is broken");
+    hold(&[".rs"], |file, text| match file.starts_with("src/") {
+        true => errors::without_row(file, text, &cells),
+        false => Vec::new(),
+    });
+}
+
+#[test]
+fn every_variable_of_the_tests_is_listed() {
+    let testing = page("docs/testing.md").expect("the page of testing");
+    hold(&[".rs", ".py"], |file, text| match is_of_tests(file) {
+        true => pages::unlisted(&testing, file, text),
+        false => Vec::new(),
+    });
 }
 
 #[test]
@@ -392,6 +415,11 @@ fn hidden_in_examples(file: &str, text: &str) -> Vec<String> {
     let hidden = |word: &&Word| word.text == "internals";
     let line = |word: &Word| format!("{file}:{}: `internals` is no interface", word.line);
     words(text).iter().filter(hidden).map(line).collect()
+}
+
+/// The checks on variables have names of variables in their texts, and read none.
+fn is_of_tests(file: &str) -> bool {
+    format!("/{file}").contains("/tests/") && !file.starts_with("tests/tidy/")
 }
 
 fn is_example(file: &str) -> bool {

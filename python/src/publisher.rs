@@ -53,8 +53,9 @@ const ALIGN: u64 = 256;
 /// it. The constructor waits until it is cleared, without looking for signals, and raises DeadlineError after 30
 /// seconds. Over shared memory it is of cudaMalloc, which torch's is without expandable segments, else Unsupported.
 ///
-/// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
-/// address cannot be listened at.
+/// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, BadOption if the
+/// address is of another host, its folder is missing or the rights do not suffice, and PeerGone if another process
+/// listens there or the name of its host is not found.
 #[pyclass(frozen, module = "slackline", name = "Publisher")]
 pub(crate) struct PyPublisher {
     publishing: Publishing,

@@ -38,6 +38,10 @@ pub(crate) fn options(
     let optimizer = match optimizer {
         "sgd" if momentum == 0.0 => Optimizer::Sgd { weight_decay },
         "sgd" => Optimizer::Momentum { momentum, weight_decay },
+        "adam" | "adamw" if momentum != 0.0 => {
+            let cause = format_args!("{optimizer:?} takes no momentum, and {momentum} was given");
+            return Err(Failure::new(Class::BadOption, "starting", cause, "leave it out, or use sgd"));
+        }
         "adam" => Optimizer::Adam(adam),
         "adamw" => Optimizer::AdamW(adam),
         other => {
@@ -159,11 +163,11 @@ impl Drop for Serving {
 ///
 /// `initial` is a mapping of names to float32 arrays, the parameters of version 0. `scheme` is its text: "bsp", "asp",
 /// "ssp(2)", ... `workers` is their number: nothing is applied before that many have joined. `optimizer` is "sgd",
-/// "adam" or "adamw", with the formulas of torch.optim. `address`, `transport` and `secret` are as for a Publisher.
-/// Readers may connect, too. `idle` is "poll", or "sleep": then workers wake the server, it takes less of a processor
-/// while there is nothing to do, and calls of this object take up to 20 ms. With `gpu`, a Gpu, the parameters, the
-/// optimiser's states and the gradients are in its memory, and it folds them; workers and readers over shared memory
-/// have a GPU then, too.
+/// "adam" or "adamw", with the formulas of torch.optim; each takes `weight_decay`, and "sgd" alone `momentum`.
+/// `address`, `transport` and `secret` are as for a Publisher. Readers may connect, too. `idle` is "poll", or "sleep":
+/// then workers wake the server, it takes less of a processor while there is nothing to do, and calls of this object
+/// take up to 20 ms. With `gpu`, a Gpu, the parameters, the optimiser's states and the gradients are in its memory, and
+/// it folds them; workers and readers over shared memory have a GPU then, too.
 #[pyclass(frozen, module = "slackline", name = "Server")]
 pub(crate) struct PyServer {
     serving: Arc<Serving>,

@@ -17,7 +17,9 @@ use crate::wait::{idle as way_to_idle, time};
 /// `address`, `transport` and `secret` are as for a Publisher. Publishers that are open go on after `close`, until they
 /// are closed themselves.
 ///
-/// Raises Refused if an address beyond this host has no secret, PeerGone if the address cannot be listened at.
+/// Raises Refused if an address beyond this host has no secret, BadOption if the address is of another host, its folder
+/// is missing or the rights do not suffice, and PeerGone if another process listens there or the name of its host is
+/// not found.
 #[pyclass(frozen, module = "slackline", name = "Tables")]
 pub(crate) struct PyTables {
     tables: Owned<Tables<Mixed>>,

@@ -11,7 +11,7 @@ use slackline::internals::node::Backoff;
 use slackline::{Address, Job, Mixed, View, Worker, WorkerOptions, now};
 
 use crate::arguments::Addresses;
-use crate::errors::Failure;
+use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
 use crate::into::Targets;
@@ -26,6 +26,7 @@ use crate::view::ArrayView;
 use crate::wait::{Deadline, idle as way_to_idle, in_thread, timeout as seconds};
 use crate::working::{Working, abandon, copied};
 
+const CONNECTING: &str = "connecting";
 const STEPPING: &str = "waiting for parameters";
 const PUBLISHING: &str = "publishing a gradient";
 const FLUSHING: &str = "waiting for the server to apply the last gradients";
@@ -34,7 +35,8 @@ const COPYING: &str = "copying parameters into arrays";
 
 /// Reads parameters and publishes gradients, one step after the other.
 ///
-/// `servers` are the addresses of the servers of all shards, in any order. Waits, at most `timeout` seconds, for them
+/// `servers` are the addresses of the servers of all shards, in any order, one of each server (BadOption if one of them
+/// names several). Waits, at most `timeout` seconds, for them
 /// to listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is
 /// the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are as for a Reader. With
 /// `gpu`, a Gpu, gradients on that GPU are published straight out of its memory over shared memory, and by RDMA if the
@@ -83,10 +85,16 @@ impl PyWorker {
         let transport_gpu = gpu.clone();
         let timeout = seconds(timeout)?;
         let searches = servers.0.iter().map(|server| Search::of(server)).collect::<Result<Vec<_>, _>>()?;
+        if let Some(several) = servers.0.iter().find(|server| server.contains(',')) {
+            let cause =
+                format_args!("{several} names several addresses, and a worker takes one of each server");
+            let remedy = "give the one by which this process reaches the server";
+            return Err(Failure::new(Class::BadOption, CONNECTING, cause, remedy).into());
+        }
         let idle = way_to_idle(idle)?;
         let options =
             WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };
-        let worker = in_thread(py, "connecting", move |is_given_up| {
+        let worker = in_thread(py, CONNECTING, move |is_given_up| {
             let deadline = Instant::now() + timeout;
             let mut addresses = Vec::with_capacity(searches.len());
             for mut search in searches {

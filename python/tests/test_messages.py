@@ -111,6 +111,20 @@ def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: 
             assert not caught.value.is_retryable and str(caught.value.remedy) in str(caught.value)
 
 
+def test_a_port_that_another_process_listens_at_is_told_to_be_in_use() -> None:
+    with slackline.Publisher(TABLE, transport="tcp") as publisher:
+        with pytest.raises(slackline.PeerGone, match="another process listens there: choose another port"):
+            slackline.Publisher(TABLE, address=publisher.address)
+
+
+def test_a_worker_does_not_leave_out_an_address_of_a_server_in_silence(tmp_path: Path) -> None:
+    with slackline.Server(TABLE, address=f"{tmp_path}/server,127.0.0.1:0") as server:
+        with pytest.raises(slackline.BadOption, match=f"{server.address} names several addresses"):
+            slackline.Worker([server.address])
+        for address in server.address.split(","):
+            slackline.Worker([address], rank=0).close()
+
+
 def test_a_socket_that_this_user_may_not_reach_refuses(python: Start, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)

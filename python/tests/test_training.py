@@ -104,6 +104,8 @@ def test_servers_say_what_they_cannot_be() -> None:
         {"workers": 0},
         {"learning_rate": float("nan")},
         {"momentum": 1.0},
+        {"optimizer": "adam", "momentum": 0.9},
+        {"optimizer": "adamw", "momentum": 0.9},
         {"weight_decay": -0.1},
     ]
     for options in wrong:

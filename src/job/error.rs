@@ -39,7 +39,10 @@ pub enum JobError {
     #[error("{_0}; {}", self.help())]
     Order(&'static str),
     /// The plan does not fit the number of processes.
-    #[error("a job of {world} processes with {servers} servers has no worker; {}", remedy_of(self))]
+    #[error(
+        "no worker is left: the world size is {world}, and the number of servers {servers}; {}",
+        remedy_of(self)
+    )]
     NoWorker {
         /// The number of processes.
         world: u32,
@@ -55,7 +58,7 @@ pub enum JobError {
         world: u32,
     },
     /// The plan has another number of servers than the launcher started.
-    #[error("the plan has {servers} servers, and {launcher} started {launched}; {}", self.help())]
+    #[error("the plan's number of servers is {servers}, and {launcher} started {launched}; {}", self.help())]
     OtherServers {
         /// The number of servers in the plan.
         servers: u32,

@@ -373,7 +373,7 @@ impl Error {
             Error::AnotherPublisher => "start the relay again",
             Error::NotHeld { .. } => "a reader may be slow or gone, or the timeout too short",
             Error::ServerLost { .. } => "connect again once it is back",
-            Error::Evicted { .. } => "connect again",
+            Error::Evicted { why, .. } => why.remedy(),
             Error::AnotherIncarnation { .. } => {
                 "start this server again, from its checkpoint if there is one"
             }
@@ -536,6 +536,16 @@ mod tests {
         assert!(!Error::from(ConnectError::NeedsSecret { address }).is_retryable());
         assert!(!Error::NotF32.is_retryable());
         assert!(!Error::LastVersion { version: Version::new(1) }.is_retryable());
+    }
+
+    #[test]
+    fn a_peer_that_broke_the_protocol_is_not_told_to_connect_again() {
+        let remedies = |why| {
+            let remedy = |error: &dyn Diagnostic| error.remedy().unwrap().into_owned();
+            [remedy(&Error::Evicted { shard: 0, why }), remedy(&PublishError::Evicted { why })]
+        };
+        assert_eq!(remedies(Eviction::Misbehaved), ["look at the log of the server"; 2]);
+        assert_eq!(remedies(Eviction::Silent), ["connect again"; 2]);
     }
 
     #[test]

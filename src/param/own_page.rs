@@ -92,6 +92,13 @@ impl Eviction {
         }
     }
 
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Eviction::Misbehaved => "look at the log of the server",
+            Eviction::Left | Eviction::Silent | Eviction::Replaced => "connect again",
+        }
+    }
+
     /// The reason that a state word gives, if it gives one.
     pub(crate) fn of(state: u64) -> Option<Eviction> {
         match state {

@@ -94,7 +94,7 @@ impl Diagnostic for PublishError {
             PublishError::Length { .. } => "give one of the shard's length and encoding".into(),
             PublishError::NoSlot => "borrow one and compute into it first".into(),
             PublishError::LastClock { .. } => "begin a new job with these parameters".into(),
-            PublishError::Evicted { .. } => "connect again".into(),
+            PublishError::Evicted { why } => why.remedy().into(),
             PublishError::Busy => "finish it first".into(),
             PublishError::Disconnected(error) => return error.remedy(),
             PublishError::Completion(error) => return error.remedy(),

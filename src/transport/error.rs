@@ -368,6 +368,7 @@ impl ConnectError {
         let remedy = match source.kind() {
             io::ErrorKind::AddrInUse => "another process listens there: choose another port, or 0 for any",
             io::ErrorKind::AddrNotAvailable => "listen at an address of this host, or at 0.0.0.0 for all",
+            io::ErrorKind::PermissionDenied => "choose a port from 1024 on: those below are for root",
             _ => "check the address, and the limit on open files (ulimit -n)",
         };
         ConnectError::System { operation: "listen", address, source, remedy }
@@ -507,6 +508,16 @@ mod tests {
             }
             assert!(!is_retryable("listen", errno) && !is_retryable("connect", errno), "{errno}");
         }
+    }
+
+    #[test]
+    fn a_port_below_1024_is_said_to_be_for_root() {
+        let denied = io::Error::from_raw_os_error(libc::EACCES);
+        let error = ConnectError::cannot_listen("0.0.0.0:80".parse().unwrap(), denied);
+        assert!(
+            error.to_string().ends_with("; choose a port from 1024 on: those below are for root"),
+            "{error}"
+        );
     }
 
     #[test]

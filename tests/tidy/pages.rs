@@ -1,5 +1,5 @@
-//! The rules on two pages: each operation of the protocol has a drawing, and each default names the constant, or the
-//! field, that its file has.
+//! The rules on three pages: each operation of the protocol has a drawing, each default names the constant, or the
+//! field, that its file has, and each variable that tests read is listed.
 
 /// The operations on the page of the protocol that have no drawing.
 pub(super) fn undrawn(protocol: &str) -> Vec<String> {
@@ -40,8 +40,26 @@ pub(super) fn unfounded(page: &str, read: impl Fn(&str) -> Option<String>) -> Ve
     unfounded
 }
 
+/// The variables of this project that a file of tests reads and the page of testing does not list. It has a sentence
+/// for those of the rig.
+pub(super) fn unlisted(testing: &str, file: &str, text: &str) -> Vec<String> {
+    let listed = section(testing, "## Variables of the tests");
+    let mut unlisted = Vec::new();
+    for call in ["env::var(\"", "env::var_os(\"", "environ.get(\""] {
+        for name in text.split(call).skip(1).filter_map(|rest| rest.split('"').next()) {
+            let is_own = ["SLACKLINE_", "UPDATE_"].iter().any(|begin| name.starts_with(begin));
+            let is_listed =
+                [format!("`{name}`"), format!("`{name}=")].iter().any(|form| listed.contains(form));
+            if is_own && !name.starts_with("SLACKLINE_RIG_") && !is_listed {
+                unlisted.push(format!("{file}: docs/testing.md does not list {name}"));
+            }
+        }
+    }
+    unlisted
+}
+
 /// The text below a heading, up to the next one of its rank.
-fn section<'a>(page: &'a str, heading: &str) -> &'a str {
+pub(super) fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let begin = page.find(&format!("\n{heading}\n")).map_or(page.len(), |at| at + 1 + heading.len());
     let rest = &page[begin..];
     &rest[..rest.find("\n## ").map_or(rest.len(), |end| end + 1)]
@@ -60,6 +78,20 @@ mod the_check {
         assert_eq!(undrawn(&page), ["Read"]);
         assert_eq!(operations(&page), 2);
         assert_eq!(operations("# P\n"), 0);
+    }
+
+    #[test]
+    fn sees_a_variable_of_the_project_that_is_not_listed() {
+        let page = "# T\n\n## Variables of the tests\n\n| `SLACKLINE_SEEDS=N` | x |\n| `SLACKLINE_CLI` | x |\n\n\
+                    ## Others\n\n`SLACKLINE_TREE=N`\n";
+        for text in
+            ["env::var(\"SLACKLINE_SEED\")", "env::var_os(\"UPDATE_X\")", "environ.get(\"SLACKLINE_TREE\")"]
+        {
+            assert_eq!(unlisted(page, "tests/x.rs", text).len(), 1, "{text}");
+        }
+        for name in ["SLACKLINE_SEEDS", "SLACKLINE_CLI", "SLACKLINE_RIG_RUN", "PATH"] {
+            assert_eq!(unlisted(page, "tests/x.rs", &format!("env::var(\"{name}\")")), [""; 0]);
+        }
     }
 
     #[test]

@@ -189,6 +189,10 @@ fn of_worker(worker: &WorkerMetrics, families: &mut Families<'_>) -> fmt::Result
     ] {
         families.counter(name, help, value)?;
     }
+    // A worker without a gradient, or without servers, has none.
+    if worker.staleness.is_empty() {
+        return Ok(());
+    }
     staleness(&worker.staleness, families)?;
     let most = worker.staleness.iter().rposition(|count| *count > 0).unwrap_or(0);
     families.gauge(

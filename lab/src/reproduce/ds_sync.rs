@@ -21,7 +21,7 @@ pub(super) const MEAN: Recipe = Recipe {
     title: "After m rounds everybody has the mean",
     file: include_str!("settings/ds-sync-mean.toml"),
     remarks: "In f32 the error is the rounding of numbers of size 1, a few units of 6e-8 for each round. This is \
-              arithmetic, which one draw of the numbers shows as well as ten; `tests/groups.rs` averages on real \
+              arithmetic, which one draw of the numbers shows as well as ten; `tests/group.rs` averages on real \
               members.",
     run: means,
 };

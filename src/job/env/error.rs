@@ -96,7 +96,7 @@ pub enum LaunchError {
         value: String,
     },
     /// Neither the launcher nor the flags say where to meet.
-    #[error("cannot tell {what} from {launcher}; {remedy}")]
+    #[error("nothing from {launcher} says {what}; {remedy}")]
     NowhereToMeet {
         /// The launcher that started the process.
         launcher: Source,

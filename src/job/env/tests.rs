@@ -281,12 +281,16 @@ fn halves_are_refused_with_the_other_half_named() {
         ("PMI_SIZE=2", "PMI_SIZE=2", "set PMI_RANK"),
         ("SLACKLINE_RANK=2", "SLACKLINE_RANK=2", "set --world-size (SLACKLINE_WORLD_SIZE)"),
         ("SLACKLINE_WORLD_SIZE=2", "SLACKLINE_WORLD_SIZE=2", "set --rank (SLACKLINE_RANK)"),
-        ("SLACKLINE_RANK=0 SLACKLINE_WORLD_SIZE=2", "where rank 0 is from flags", "set --rendezvous"),
+        (
+            "SLACKLINE_RANK=0 SLACKLINE_WORLD_SIZE=2",
+            "nothing from flags says where rank 0 is",
+            "set --rendezvous",
+        ),
         ("RANK=0 WORLD_SIZE=2", "from torchrun", "set MASTER_ADDR and MASTER_PORT"),
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a", "from torchrun", "set MASTER_ADDR and MASTER_PORT"),
         (
             "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2",
-            "what sets this job apart from PMI (Hydra)",
+            "nothing from PMI (Hydra) says what sets this job apart",
             "set SLACKLINE_JOB_ID",
         ),
     ];

@@ -220,7 +220,7 @@ pub enum RendezvousError {
     #[error("cannot start the thread that talks to rank 0: {_0}; {}", remedy_of(self))]
     Thread(std::io::Error),
     /// A text or a message to be sent is too long.
-    #[error("{what} is too long to be said: {length}, at most {limit}")]
+    #[error("{what} is too long to send: {length}, at most {limit}")]
     TooLong {
         /// The kind of the text or message.
         what: &'static str,

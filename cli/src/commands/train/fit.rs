@@ -126,8 +126,10 @@ pub(super) fn check_device(
     ];
     match refused.into_iter().find(|(is_asked_for, ..)| *is_asked_for) {
         None => Ok(()),
-        Some((_, option, why)) => Err(Failure::usage(format!("{option} with --device cuda: {why}"))
-            .help(format!("use another {option}, or leave one of the two out"))),
+        Some((_, option, why)) => {
+            Err(Failure::usage(format!("{option} with --device cuda: {why}"))
+                .help("leave one of the two out"))
+        }
     }
 }
 

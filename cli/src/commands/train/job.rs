@@ -37,7 +37,7 @@ impl Job {
     pub(super) fn workers(&self, args: &TrainArgs) -> Result<usize, Failure> {
         match (self.starts, args.workers) {
             (Starts::First { workers, .. }, Some(told)) if workers != told => Err(Failure::usage(format!(
-                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes",
+                "--workers {told} contradicts the launcher: --servers {} leaves {workers} of its processes",
                 args.servers()?
             ))
             .help("leave --workers out")),

@@ -62,14 +62,14 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     })?;
     if let Some(launched) = placement.servers.filter(|launched| u64::from(*launched) != servers) {
         return Err(Failure::usage(format!(
-            "{} started {launched} servers, and this run has {servers}",
+            "--servers {servers} contradicts {}, which started {launched}",
             placement.source
         ))
         .help(format!("use --servers {launched}")));
     }
     let workers = u64::from(world).checked_sub(servers).filter(|workers| *workers > 0).ok_or_else(|| {
         Failure::usage(format!(
-            "{} started {world} processes, and {servers} servers leave no worker",
+            "{} says that the world size is {world}, and --servers {servers} leaves no worker",
             placement.source
         ))
         .help(format!("start at least {}", servers + 1))
