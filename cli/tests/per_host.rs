@@ -147,9 +147,9 @@ fn what_does_not_go_with_one_worker_of_each_host_is_refused_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = format!("--scheme bsp --checkpoint {}", folder.path().display());
     for (options, error, help) in [
-        (&*checkpoint, "--checkpoint: a plan with JobPlan::per_host cannot", "leave one"),
-        ("--scheme bsp --restarts 2", "--restarts: a plan with JobPlan::per_host cannot", "leave one"),
-        ("--scheme ds-sync", "--scheme: a plan with JobPlan::per_host needs a server", "use --scheme bsp"),
+        (&*checkpoint, "--checkpoint: a plan with per_host cannot", "leave one"),
+        ("--scheme bsp --restarts 2", "--restarts: a plan with per_host cannot", "leave one"),
+        ("--scheme ds-sync", "--scheme: a plan with per_host needs a server", "use --scheme bsp"),
         ("--epochs 1", "--scheme: scheme ssp(3) folds each gradient by itself", "use --scheme bsp"),
         ("--scheme dbw", "--scheme: scheme dbw chooses among the gradients", "use --scheme bsp"),
         ("--scheme bsp --device cuda", "--per-host with --device cuda: the gradients of a host", "leave one"),

@@ -5,9 +5,17 @@
  *
  * Every function that can fail answers a slackline_status: 0 is success, and slackline_last_error() says in words
  * what went wrong. No function waits longer than the timeout_ms that it is given, in milliseconds, nor one of a job
- * that is given none longer than the timeout_ms of the job. At the end of a job slackline_job_serve waits for the last
- * checkpoint and for the others to hear of the end: at most the timeout_ms of the job and 10 s. Two others take the
- * time that they take: the system's resolver, which is asked for a host's name, and the driver of a GPU.
+ * that is given none longer than the timeout_ms of the job, with these exceptions:
+ *
+ *   - When a job ends or fails, the call of rank 0 that learns of it waits until the others have heard of it, at most
+ *     10 s; slackline_job_serve before that for the last checkpoint, at most the timeout_ms of the job.
+ *   - Where a server of a job is lost or cannot be reached, rank 0 is given 2 s to tell the cause, and 2 s to hear of a
+ *     process that gives up.
+ *   - slackline_job_destroy waits at rank 0 until the others have heard of the end, at most 10 s, and at the first worker
+ *     of a host until the others there are done, at most 2 s, with per_host; slackline_relay_destroy waits for an attempt
+ *     to reach its owner, at most 5 s; slackline_server_destroy for the checkpoint that is being written, as long as the
+ *     disk takes.
+ *   - The system's resolver, which is asked for a host's name, and the driver of a GPU take the time that they take.
  *
  * Addresses are UTF-8 text, of one of these forms; a listener also takes several with commas between them:
  *
@@ -29,7 +37,8 @@
  * slackline_checkpoint, slackline_gpu) are known by pointer only.
  * Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may
  * wander from thread to thread. Different objects are independent. An object that a forked child inherits is of no
- * use there: fork first, then create. Functions that take no object may be called by several threads at once.
+ * use there: each call with it is SLACKLINE_STATUS_OUT_OF_TURN, and its destroy frees nothing. Fork first, then create.
+ * Functions that take no object may be called by several threads at once.
  *
  * Structs whose first field is `size` are versioned by it: set it to the sizeof of the struct before the call. Such
  * structs only ever grow at their end, so that a program runs with an older or a newer library than the one it was
@@ -121,7 +130,8 @@ enum slackline_status
      */
     SLACKLINE_STATUS_OUT_OF_TURN = 2,
     /**
-     * The time given has passed. What was waited for goes on, or nothing was begun: call again.
+     * The time given has passed. What was waited for goes on, or nothing was begun: call again, unless
+     * `slackline_last_error_is_retryable` is 0, for an object that can only be destroyed.
      */
     SLACKLINE_STATUS_DEADLINE = 3,
     /**
@@ -2434,7 +2444,7 @@ const char *slackline_last_error(void);
 /**
  * Returns 1 if the call of this thread that failed last may succeed later with the same arguments: after a deadline,
  * while readers pin all other frames, or, after connecting again, where a peer was lost or evicted this one. Returns 0
- * if something has to be changed first, or no call has failed.
+ * if something has to be changed first, if the object can only be destroyed, or if no call has failed.
  */
 uint32_t slackline_last_error_is_retryable(void);
 
@@ -2660,7 +2670,8 @@ slackline_status slackline_group_address(const struct slackline_group *group,
 
 /**
  * Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of
- * the transports that this member listens at. After a failure the group can only be destroyed.
+ * the transports that this member listens at. Where they cannot be read, or are not as many as the members, that is
+ * `SLACKLINE_STATUS_BAD_ARGUMENT` and the member listens on. After any other failure the group can only be destroyed.
  */
 slackline_status slackline_group_connect(struct slackline_group *group,
                                          const char *const *addresses,
@@ -2774,7 +2785,8 @@ slackline_status slackline_job_role(const struct slackline_job *job,
  * Begins to serve this process's shard of a table, and tells the workers where. `initial` holds the `initial_len`
  * values of the whole table as version 0 and is copied. Of the options `workers`, `shard`, `shards`, `secret`,
  * `secret_file`, `encrypt` and `resume` are not looked at: they are the job's. The server is the caller's, to be
- * destroyed; on failure it is NULL.
+ * destroyed; on failure it is NULL. A job has no use for a process whose server cannot be made: it fails, too, with
+ * the cause in its message, also where that is a setting of the options (`SLACKLINE_STATUS_BAD_ARGUMENT`).
  */
 slackline_status slackline_job_server(const struct slackline_job *job,
                                       const struct slackline_tensor *tensors,
@@ -3119,8 +3131,8 @@ void slackline_reader_destroy(struct slackline_reader *reader);
  * it for no action before all workers have joined, and the library counts its clocks.
  *
  * A scheme that fails, or asks for what cannot be (a gradient that has not come or is consumed, a worker that is not
- * in, a weight that is not finite, to compute without a copy, actions without end), is `SLACKLINE_STATUS_SCHEME` from
- * the call that ran it, and from all that follow.
+ * in, a weight that is not finite, to compute without a copy, actions without end between two events), is
+ * `SLACKLINE_STATUS_SCHEME` from the call that ran it, and from all that follow.
  */
 slackline_status slackline_scheme_register(const struct slackline_scheme *scheme);
 

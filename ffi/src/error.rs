@@ -26,7 +26,8 @@ pub enum slackline_status {
     BadArgument = 1,
     /// The call does not fit what the object is doing: another call has to come first. Nothing was done.
     OutOfTurn = 2,
-    /// The time given has passed. What was waited for goes on, or nothing was begun: call again.
+    /// The time given has passed. What was waited for goes on, or nothing was begun: call again, unless
+    /// `slackline_last_error_is_retryable` is 0, for an object that can only be destroyed.
     Deadline = 3,
     /// The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
     /// secret over TCP and RDMA, data that both encrypt or neither, and no peer beyond this host without a secret.
@@ -138,9 +139,22 @@ impl Failure {
         Failure { status, message, is_retryable, retry_after: error.retry_after() }
     }
 
+    /// The same, after which no call can succeed: its object can only be destroyed.
+    pub(crate) fn for_good(self) -> Failure {
+        Failure { is_retryable: false, retry_after: None, ..self }
+    }
+
     /// Makes the failure of an error of a node.
     pub(crate) fn of_node(error: &Error) -> Failure {
         Failure::of(status_of(error), error)
+    }
+
+    /// Makes the failure of a call that names a range: one that does not fit is its caller's mistake, and no peer's.
+    pub(crate) fn of_own_range(error: Error) -> Failure {
+        match error {
+            Error::Bounds(_) => Failure::of(Status::BadArgument, &error),
+            error => error.into(),
+        }
     }
 
     pub(crate) fn bad_argument(message: impl Into<String>) -> Failure {
@@ -269,7 +283,8 @@ fn checkpoint_status(error: &CheckpointError) -> Status {
     match error {
         CheckpointError::Write { .. }
         | CheckpointError::Locked { .. }
-        | CheckpointError::Unreadable { .. } => Status::System,
+        | CheckpointError::Unreadable { .. }
+        | CheckpointError::Gpu { .. } => Status::System,
         CheckpointError::Superseded { .. } => Status::Refused,
         CheckpointError::Memory { .. } => Status::Memory,
         CheckpointError::Damaged { .. } | CheckpointError::Foreign { .. } => Status::Damaged,
@@ -325,6 +340,7 @@ fn pull_status(error: &PullError) -> Status {
         PullError::Damaged { .. } | PullError::Checksum { .. } => Status::Damaged,
         PullError::Busy => Status::OutOfTurn,
         PullError::Gone { .. } => Status::VersionGone,
+        PullError::ChecksumOnGpu => Status::Unsupported,
         PullError::Post(error) => post_status(error),
         _ => Status::Internal,
     }
@@ -408,6 +424,7 @@ pub(crate) fn last_message() -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slackline::internals::mem::OutOfBounds;
 
     #[test]
     fn numbers_are_permanent_and_every_one_has_a_name() {
@@ -443,6 +460,22 @@ mod tests {
         let error =
             RegisterError::Device { bytes: 8, device: "mlx5_0".into(), remedy: "raise it".into(), source };
         assert_eq!(Failure::from(Error::Register(error)).status, Status::Memory);
+    }
+
+    #[test]
+    fn a_range_beyond_the_end_is_the_mistake_of_the_call_that_names_it() {
+        let beyond = || Error::Bounds(OutOfBounds { offset: 8, len: 4, available: 8 });
+        assert_eq!(Failure::of_own_range(beyond()).status, Status::BadArgument);
+        assert_eq!(Failure::from(beyond()).status, Status::Protocol, "a peer has named it");
+        assert_eq!(Failure::of_own_range(Error::NotF32).status, Failure::from(Error::NotF32).status);
+    }
+
+    #[test]
+    fn what_a_gpu_cannot_do_or_has_failed_at_is_no_bug_of_the_library() {
+        let checksum = Error::Pull { shard: 0, source: PullError::ChecksumOnGpu };
+        assert_eq!(Failure::from(checksum).status, Status::Unsupported);
+        let (file, reason) = ("shard".into(), "the driver gives none".into());
+        assert_eq!(Failure::from(CheckpointError::Gpu { file, reason }).status, Status::System);
     }
 
     #[test]

@@ -281,7 +281,9 @@ pub unsafe extern "C" fn slackline_snapshot_copy_to_gpu(
     // SAFETY: the contract.
     call(|| unsafe {
         taken(range, |into, stream| {
-            with(snapshot, |held| Ok(held.snapshot.copy_to_gpu(offset, into, stream)?))
+            with(snapshot, |held| {
+                held.snapshot.copy_to_gpu(offset, into, stream).map_err(Failure::of_own_range)
+            })
         })
     })
 }
@@ -297,8 +299,9 @@ pub unsafe extern "C" fn slackline_worker_copy_parameters_to_gpu(
     // SAFETY: the contract.
     call(|| unsafe {
         taken(range, |into, stream| {
-            let copy = |step: &mut Step<'_, Fabric>| Ok(step.copy_parameters_to_gpu(offset, into, stream)?);
-            with_step(worker, copy)
+            with_step(worker, |step: &mut Step<'_, Fabric>| {
+                step.copy_parameters_to_gpu(offset, into, stream).map_err(Failure::of_own_range)
+            })
         })
     })
 }
@@ -316,8 +319,9 @@ pub unsafe extern "C" fn slackline_worker_copy_gradient_from_gpu(
     // SAFETY: the contract.
     call(|| unsafe {
         taken(range, |from, stream| {
-            let copy = |step: &mut Step<'_, Fabric>| Ok(step.copy_gradient_from_gpu(offset, from, stream)?);
-            with_step(worker, copy)
+            with_step(worker, |step: &mut Step<'_, Fabric>| {
+                step.copy_gradient_from_gpu(offset, from, stream).map_err(Failure::of_own_range)
+            })
         })
     })
 }

@@ -32,22 +32,25 @@ pub(crate) struct Grouping {
 }
 
 enum State {
-    Listening(Box<GroupListener<Fabric>>),
+    /// With the number of members.
+    Listening(Box<GroupListener<Fabric>>, usize),
     Member(Box<GroupMember<Fabric>>),
     Trainer(Box<GroupTrainer>),
     /// It has left, or could not meet the others.
     Over,
 }
 
+const OVER: &str = "it has left, or did not meet the others: destroy it";
+
 impl Grouping {
     fn member(&mut self) -> Result<&mut GroupMember<Fabric>, Failure> {
         match &mut self.state {
             State::Member(member) => Ok(member),
             State::Trainer(trainer) => Ok(trainer.member_mut()),
-            State::Listening(_) => {
+            State::Listening(..) => {
                 Err(out_of_turn("it has not met the others: call slackline_group_connect"))
             }
-            State::Over => Err(out_of_turn("it has left, or did not meet the others: destroy it")),
+            State::Over => Err(out_of_turn(OVER)),
         }
     }
 
@@ -244,7 +247,7 @@ pub unsafe extern "C" fn slackline_group_listen(
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let listener = GroupMember::listen(fabric, &address, rank, members, elements, options.translate())?;
         let address = CString::new(listener.address().to_string()).unwrap_or_default();
-        Ok(Grouping { state: State::Listening(Box::new(listener)), address, elements })
+        Ok(Grouping { state: State::Listening(Box::new(listener), members), address, elements })
     };
     // SAFETY: the contract.
     unsafe { create(group, listen) }
@@ -287,7 +290,8 @@ pub unsafe extern "C" fn slackline_group_address(
 }
 
 /// Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of
-/// the transports that this member listens at. After a failure the group can only be destroyed.
+/// the transports that this member listens at. Where they cannot be read, or are not as many as the members, that is
+/// `SLACKLINE_STATUS_BAD_ARGUMENT` and the member listens on. After any other failure the group can only be destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_connect(
     group: *mut slackline_group,
@@ -300,13 +304,23 @@ pub unsafe extern "C" fn slackline_group_connect(
         let addresses = unsafe { read_addresses(addresses, address_count)? };
         let timeout = Duration::from_millis(timeout_ms);
         let connect = |grouping: &mut Grouping| match std::mem::replace(&mut grouping.state, State::Over) {
-            State::Listening(listener) => {
-                grouping.state = State::Member(Box::new(listener.connect(&addresses, timeout)?));
+            State::Listening(listener, members) if addresses.len() == members => {
+                let met = listener.connect(&addresses, timeout);
+                grouping.state =
+                    State::Member(Box::new(met.map_err(|error| Failure::from(error).for_good())?));
                 Ok(())
             }
             state => {
+                let failure = match &state {
+                    State::Listening(_, members) => Failure::bad_argument(format!(
+                        "{} addresses were given for {members} members: give one for each, in order of rank",
+                        addresses.len()
+                    )),
+                    State::Over => out_of_turn(OVER),
+                    _ => out_of_turn("it has met the others before"),
+                };
                 grouping.state = state;
-                Err(out_of_turn("it has met the others before"))
+                Err(failure)
             }
         };
         // SAFETY: the contract.
@@ -450,7 +464,7 @@ pub unsafe extern "C" fn slackline_group_leave(
             match std::mem::replace(&mut grouping.state, State::Over) {
                 State::Member(member) => Ok(member.leave(timeout)?),
                 State::Trainer(trainer) => Ok(trainer.into_member().leave(timeout)?),
-                State::Listening(_) | State::Over => Ok(()),
+                State::Listening(..) | State::Over => Ok(()),
             }
         };
         // SAFETY: the contract.

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use slackline::VolatileSlice;
+use slackline::internals::mem::ForkGuard;
 
 use crate::error::{Failure, remember, slackline_status as Status};
 
@@ -38,8 +39,11 @@ const SPOILT: u8 = 2;
 ///
 /// The C caller promises to use an object from one thread at a time. The state turns most breaches of that promise
 /// into a status instead of a race, and keeps an object that a panic left half changed from being used again.
+///
+/// In a forked child the value is not touched: a thread that the child does not have may hold a lock in it for ever.
 pub(crate) struct Handle<T> {
     state: AtomicU8,
+    guard: ForkGuard,
     value: UnsafeCell<T>,
 }
 
@@ -88,7 +92,8 @@ pub(crate) unsafe fn create<H: Opaque>(
 
 /// Gives a value away: the pointer owns it until [`destroy`].
 fn give<H: Opaque>(value: H::Value) -> *mut H {
-    let handle = Handle { state: AtomicU8::new(IDLE), value: UnsafeCell::new(value) };
+    let (state, guard, value) = (AtomicU8::new(IDLE), ForkGuard::new(), UnsafeCell::new(value));
+    let handle = Handle { state, guard, value };
     Box::into_raw(Box::new(H::wrap(handle)))
 }
 
@@ -103,6 +108,10 @@ pub(crate) unsafe fn with<H: Opaque, R>(
 ) -> Result<R, Failure> {
     // SAFETY: the caller's promise: NULL or alive. Only shared references to the handle itself are ever made.
     let handle = unsafe { pointer.as_ref() }.ok_or_else(|| Failure::null("the object"))?.handle();
+    if handle.guard.is_inherited() {
+        let reason = "the object belongs to the process that forked this one: make one here";
+        return Err(Failure::new(Status::OutOfTurn, reason));
+    }
     let turn = Turn::take(&handle.state)?;
     // SAFETY: `turn` is held by one call at a time and until after the last use of this reference; the value is
     // reached in no other way.
@@ -132,7 +141,7 @@ pub(crate) unsafe fn lend_text<H: Opaque>(
 }
 
 /// Takes the value back and drops it; NULL is nothing. A panic of its destructor ends here. One that a call is using,
-/// such as the call whose function of the caller's destroys it, is not freed.
+/// such as the call whose function of the caller's destroys it, is not freed, nor is one that a forked child inherited.
 ///
 /// # Safety
 ///
@@ -143,7 +152,11 @@ pub(crate) unsafe fn destroy<H: Opaque>(pointer: *mut H) {
     }
     let _ = call(|| {
         // SAFETY: the caller's promise: alive.
-        if unsafe { &*pointer }.handle().state.load(Ordering::Acquire) == BUSY {
+        let handle = unsafe { &*pointer }.handle();
+        if handle.guard.is_inherited() {
+            return Ok(());
+        }
+        if handle.state.load(Ordering::Acquire) == BUSY {
             // It stays, as the call that uses it goes on.
             let reason = "the object is in use, by another thread or by the call that this one was made from";
             return Err(Failure::new(Status::OutOfTurn, reason));

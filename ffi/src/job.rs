@@ -11,7 +11,8 @@ use crate::error::{Failure, channel_status, slackline_status};
 use crate::gpu::named;
 use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, text, with};
 use crate::options::{
-    self, slackline_job_options, slackline_server_options, slackline_tensor, slackline_worker_options,
+    self, slackline_job_options, slackline_resume, slackline_server_options, slackline_tensor,
+    slackline_worker_options,
 };
 use crate::server::{Serving, slackline_server};
 use crate::sized::{set_default, sized};
@@ -136,7 +137,8 @@ pub unsafe extern "C" fn slackline_job_role(
 /// Begins to serve this process's shard of a table, and tells the workers where. `initial` holds the `initial_len`
 /// values of the whole table as version 0 and is copied. Of the options `workers`, `shard`, `shards`, `secret`,
 /// `secret_file`, `encrypt` and `resume` are not looked at: they are the job's. The server is the caller's, to be
-/// destroyed; on failure it is NULL.
+/// destroyed; on failure it is NULL. A job has no use for a process whose server cannot be made: it fails, too, with
+/// the cause in its message, also where that is a setting of the options (`SLACKLINE_STATUS_BAD_ARGUMENT`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_server(
     job: *const slackline_job,
@@ -157,6 +159,7 @@ pub unsafe extern "C" fn slackline_job_server(
         if let Role::Server(shard) = job.role() {
             // The file of a checkpoint has the shard in its name.
             (options.shard, options.shards) = (shard as u16, job.servers() as u16);
+            options.resume = slackline_resume::Never as u64;
         }
         // SAFETY: the contract.
         Ok(Serving::new(job.server(table, initial, unsafe { options.translate()? })?.0))

@@ -131,7 +131,7 @@ pub extern "C" fn slackline_last_error() -> *const c_char {
 
 /// Returns 1 if the call of this thread that failed last may succeed later with the same arguments: after a deadline,
 /// while readers pin all other frames, or, after connecting again, where a peer was lost or evicted this one. Returns 0
-/// if something has to be changed first, or no call has failed.
+/// if something has to be changed first, if the object can only be destroyed, or if no call has failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_last_error_is_retryable() -> u32 {
     error::last_is_retryable().into()

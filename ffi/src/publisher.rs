@@ -48,11 +48,11 @@ enum Looked {
 
 impl Looked {
     fn publish(&mut self, bytes: &[u8], tag: VersionTag, timeout: Duration) -> Result<Version, Error> {
+        self.expect_length(bytes)?;
         match self {
             Looked::ByCalls(publisher) => publisher.publish_tagged(bytes, tag, timeout),
             Looked::ByThread(publisher, draft) => {
                 // As the other does, it writes over memory that was lent.
-                expect_length(publisher, bytes)?;
                 *draft = None;
                 publisher.publish(bytes, tag, timeout)
             }
@@ -65,28 +65,29 @@ impl Looked {
         tag: VersionTag,
         timeout: Duration,
     ) -> Result<Publication, Error> {
+        self.expect_length(bytes)?;
         let source = VolatileSlice::from_ref(bytes);
-        let fill = |memory: VolatileSlice<'_>| {
-            if bytes.len() != memory.len() {
-                return Err(Error::Length { given: bytes.len(), expected: memory.len() });
-            }
-            memory.copy_from(source, Streaming::ByLength);
-            Ok(())
-        };
         match self {
             Looked::ByCalls(publisher) => {
-                let filled = fill(publisher.publish_begin(timeout)?);
-                filled.inspect_err(|_| publisher.publish_abort())?;
+                publisher.publish_begin(timeout)?.copy_from(source, Streaming::ByLength);
                 publisher.publish_commit_recorded(tag)
             }
             Looked::ByThread(publisher, draft) => {
-                expect_length(publisher, bytes)?;
                 *draft = None;
                 let mut next = publisher.draft(timeout)?;
-                fill(next.memory()?)?;
+                next.memory()?.copy_from(source, Streaming::ByLength);
                 next.commit_recorded(tag)
             }
         }
+    }
+
+    /// Fails if these are not the bytes of a version, before what was begun is given up for them.
+    fn expect_length(&self, bytes: &[u8]) -> Result<(), Error> {
+        let expected = match self {
+            Looked::ByCalls(publisher) => publisher.table().bytes() as usize,
+            Looked::ByThread(publisher, _) => publisher.bytes(),
+        };
+        if bytes.len() == expected { Ok(()) } else { Err(Error::Length { given: bytes.len(), expected }) }
     }
 
     fn begin(&mut self, timeout: Duration) -> Result<(*mut u8, usize), Error> {
@@ -167,12 +168,6 @@ impl Looked {
 
 const NO_THREAD: &str = "copies of a GPU take a publisher with a thread: set `background` in its options";
 
-/// Fails if these are not the bytes of a version, before what was begun is given up for them.
-fn expect_length(publisher: &BackgroundPublisher<NamedFabric>, bytes: &[u8]) -> Result<(), Error> {
-    let expected = publisher.bytes();
-    if bytes.len() == expected { Ok(()) } else { Err(Error::Length { given: bytes.len(), expected }) }
-}
-
 /// Takes the version that was begun, to be committed at once: it stays while a GPU copies into it, and is given up if a
 /// copy has failed.
 fn copied(draft: &mut Option<Draft<NamedFabric>>) -> Result<Draft<NamedFabric>, Error> {
@@ -251,7 +246,7 @@ impl Publishing {
             Some(draft) => draft,
             None => draft.insert(publisher.draft(timeout)?),
         };
-        Ok(draft.copy_from_gpu(offset, from, stream)?)
+        draft.copy_from_gpu(offset, from, stream).map_err(Failure::of_own_range)
     }
 
     /// Publishes what was begun once it is copied, and waits for that.
@@ -281,22 +276,27 @@ impl Publishing {
         self.publisher.readers()
     }
 
-    /// Looks after readers until `until` says so; false if `timeout` has passed before.
-    pub(crate) fn look_until(&mut self, timeout: Duration, until: impl Fn(&Publishing) -> bool) -> bool {
+    /// Looks after readers until `until` says so of those that are in and of the number that ever joined; false if
+    /// `timeout` has passed before.
+    pub(crate) fn look_until(
+        &mut self,
+        timeout: Duration,
+        until: impl Fn(&[ReaderStatus], u64) -> bool,
+    ) -> Result<bool, Error> {
+        let publisher = match &mut self.publisher {
+            Looked::ByCalls(publisher) => {
+                return publisher.drive(|owner| until(&owner.readers(), owner.joined()), timeout);
+            }
+            Looked::ByThread(publisher, _) => publisher,
+        };
         let (deadline, mut backoff) = (now() + timeout, Backoff::new());
-        loop {
-            let progress = self.publisher.progress();
-            if until(self) {
-                return true;
-            }
+        while !until(&publisher.readers(), publisher.joined()) {
             if now() >= deadline {
-                return false;
+                return Ok(false);
             }
-            match progress {
-                true => backoff.reset(),
-                false => backoff.wait(),
-            }
+            backoff.wait();
         }
+        Ok(true)
     }
 }
 
@@ -484,19 +484,16 @@ pub unsafe extern "C" fn slackline_publisher_serve(
 ) -> slackline_status {
     call(|| {
         let timeout = Duration::from_millis(timeout_ms);
-        let counts = |publishing: &Publishing| {
-            let (joined, readers) = (publishing.publisher.joined(), publishing.readers().len() as u64);
-            (joined, joined.saturating_sub(readers))
-        };
-        let until = |publishing: &Publishing| {
-            let (joined, left) = counts(publishing);
-            joined >= until_joined && left >= until_left
+        let left_of = |readers: &[ReaderStatus], joined: u64| joined.saturating_sub(readers.len() as u64);
+        let until = |readers: &[ReaderStatus], joined| {
+            joined >= until_joined && left_of(readers, joined) >= until_left
         };
         let serve = |publishing: &mut Publishing| {
-            if publishing.look_until(timeout, until) {
+            if publishing.look_until(timeout, until)? {
                 return Ok(());
             }
-            let (joined, left) = counts(publishing);
+            let joined = publishing.publisher.joined();
+            let left = left_of(&publishing.readers(), joined);
             let message = format!(
                 "waiting until {until_joined} readers have joined and {until_left} have left did not end within \
                  {timeout:?}: {joined} have joined, {left} have left; call again"

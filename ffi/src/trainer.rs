@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use slackline::group::GroupTrainer;
+use slackline::internals::job::LocalOptimizer;
 use slackline::scheme::{Groups, SchemeConfig};
 use slackline::{Advance, Error};
 
@@ -105,10 +106,9 @@ pub unsafe extern "C" fn slackline_group_train(
             let member = grouping.member_by_hand()?;
             member.has_made_no_round()?;
             Groups::new(member.members(), size, partition)?;
-            grouping.train(|member| {
-                let rate = options.learning_rate;
-                GroupTrainer::new(member, scheme, options.optimizer, rate, options.schedule)
-            })
+            let (optimizer, rate) = (options.optimizer, options.learning_rate);
+            LocalOptimizer::new(optimizer, rate, 1)?;
+            grouping.train(|member| GroupTrainer::new(member, scheme, optimizer, rate, options.schedule))
         };
         // SAFETY: the contract.
         unsafe { with(group, train) }

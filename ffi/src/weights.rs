@@ -88,18 +88,16 @@ pub unsafe extern "C" fn slackline_publisher_wait(
 ) -> slackline_status {
     call(|| {
         let (version, timeout) = (Version::new(version), Duration::from_millis(timeout_ms));
-        let holding = |publishing: &Publishing| {
-            let statuses = publishing.readers();
-            statuses.iter().filter(|reader| reader.has(version)).count()
-        };
+        let holding =
+            |statuses: &[ReaderStatus]| statuses.iter().filter(|reader| reader.has(version)).count();
         let wait = |publishing: &mut Publishing| {
-            if publishing.look_until(timeout, |publishing| holding(publishing) >= readers) {
+            if publishing.look_until(timeout, |statuses, _joined| holding(statuses) >= readers)? {
                 return Ok(());
             }
             let message = format!(
                 "waiting until {readers} readers hold version {} did not end within {timeout:?}: {} do; call again",
                 version.get(),
-                holding(publishing)
+                holding(&publishing.readers())
             );
             Err(Failure::new(slackline_status::Deadline, message))
         };

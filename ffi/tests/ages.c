@@ -71,8 +71,16 @@ FILL(worker_options_of, slackline_worker_options_init(memory))
 FILL(publisher_options, slackline_publisher_options_init(memory))
 FILL(reader_options, slackline_reader_options_init(memory))
 FILL(group_options, slackline_group_options_init(memory))
+FILL(simulate_options, slackline_simulate_options_init(memory))
 FILL(server_status, slackline_server_get_status(object, memory))
 FILL(publisher_status, slackline_publisher_get_status(object, memory))
+
+static slackline_status fresh(void *object, void *memory)
+{
+    const void *bytes;
+    size_t len;
+    return slackline_snapshot_bytes(object, &bytes, &len, memory);
+}
 
 /* The sizes are those of release 0.1.0. */
 static void structs_of_every_age_are_filled_and_not_overrun(void)
@@ -89,12 +97,36 @@ static void structs_of_every_age_are_filled_and_not_overrun(void)
     fill_at_every_age(publisher_options, NULL, 32, sizeof(struct slackline_publisher_options));
     fill_at_every_age(reader_options, NULL, 16, sizeof(struct slackline_reader_options));
     fill_at_every_age(group_options, NULL, 48, sizeof(struct slackline_group_options));
+    fill_at_every_age(simulate_options, NULL, 152, sizeof(struct slackline_simulate_options));
     layer(tensors);
     OK(slackline_server_create(NULL, tensors, 2, values, ELEMENTS, &options, &server));
     fill_at_every_age(server_status, server, 104, sizeof(struct slackline_server_status));
     slackline_server_destroy(server);
     OK(slackline_publisher_create(NULL, tensors, 2, NULL, &publisher));
     fill_at_every_age(publisher_status, publisher, 32, sizeof(struct slackline_publisher_status));
+    slackline_publisher_destroy(publisher);
+}
+
+static void what_is_told_of_a_version_is_of_every_age(void)
+{
+    struct slackline_publisher_options options;
+    struct slackline_publisher *publisher;
+    struct slackline_snapshot *snapshot;
+    struct slackline_reader *reader;
+    struct slackline_tensor tensors[2];
+    const char *address;
+
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = 1;
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+    OK(slackline_reader_snapshot(reader, 0, SLACKLINE_ANY_STALENESS, 0, TIMEOUT_MS, &snapshot));
+    fill_at_every_age(fresh, snapshot, 48, sizeof(struct slackline_fresh));
+    slackline_snapshot_destroy(snapshot);
+    slackline_reader_destroy(reader);
     slackline_publisher_destroy(publisher);
 }
 
@@ -283,6 +315,7 @@ int main(void)
     alarm(300);
     an_older_program_s_struct_is_neither_overrun_nor_refused();
     structs_of_every_age_are_filled_and_not_overrun();
+    what_is_told_of_a_version_is_of_every_age();
     a_newer_program_s_fields_are_refused_only_if_they_are_set();
     the_version_is_a_macro_a_number_and_a_text();
     the_message_stays_at_one_address_and_in_its_thread();

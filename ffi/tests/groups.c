@@ -61,9 +61,25 @@ static struct slackline_group *meet(size_t rank, int tcp)
     CHECK(read(to_member[rank][0], other, ADDRESS_SIZE) == ADDRESS_SIZE);
     addresses[rank] = address;
     addresses[1 - rank] = other;
-    OK(slackline_group_connect(group, addresses, 2, TIMEOUT_MS));
+    EXPECT(BAD_ARGUMENT, slackline_group_connect(group, addresses, 1, TIMEOUT_MS));
+    CHECK(said("1 addresses were given for 2 members"));
+    OK(slackline_group_connect(group, addresses, 2, TIMEOUT_MS)); /* it listens still */
     EXPECT(OUT_OF_TURN, slackline_group_connect(group, addresses, 2, TIMEOUT_MS));
+    CHECK(said("has met the others before"));
     return group;
+}
+
+static void a_member_that_meets_no_other_can_only_be_destroyed(void)
+{
+    const char *addresses[2] = {"@slackline-groups-alone", "@slackline-groups-absent"};
+    struct slackline_group *group;
+
+    OK(slackline_group_listen(addresses[0], 0, 2, ELEMENTS, NULL, &group));
+    EXPECT(DEADLINE, slackline_group_connect(group, addresses, 2, 50));
+    CHECK(said("did not connect") && slackline_last_error_is_retryable() == 0);
+    EXPECT(OUT_OF_TURN, slackline_group_connect(group, addresses, 2, 50));
+    CHECK(said("did not meet the others: destroy it"));
+    slackline_group_destroy(group);
 }
 
 static void be_the_second(int tcp)
@@ -176,8 +192,16 @@ static void train(size_t rank, int tcp)
     options.scheme = "ds-sync(group=4)";
     EXPECT(BAD_ARGUMENT, slackline_group_train(group, &options));
     options.scheme = "ds-sync(group=2, partition=random, seed=7, period=2)";
+    options.learning_rate = NAN;
+    EXPECT(BAD_ARGUMENT, slackline_group_train(group, &options));
+    CHECK(said("learning_rate"));
     options.learning_rate = 0.5f;
-    OK(slackline_group_train(group, &options));
+    options.optimizer = SLACKLINE_OPTIMIZER_MOMENTUM;
+    options.momentum = 1;
+    EXPECT(BAD_ARGUMENT, slackline_group_train(group, &options));
+    CHECK(said("momentum"));
+    options.optimizer = SLACKLINE_OPTIMIZER_SGD;
+    OK(slackline_group_train(group, &options)); /* the member is as it was */
     EXPECT(OUT_OF_TURN, slackline_group_train(group, &options));
     EXPECT(OUT_OF_TURN, slackline_group_average(group, 0, both, 2, TIMEOUT_MS, NULL));
     EXPECT(OUT_OF_TURN, slackline_group_abandon(group, NULL));
@@ -306,6 +330,7 @@ int main(void)
     alarm(300);
     null_is_answered_everywhere();
     the_groups_of_ds_sync_are_those_of_the_paper();
+    a_member_that_meets_no_other_can_only_be_destroyed();
     two_members_average_in_place(0);
     two_members_average_in_place(1);
     two_members_train_by_ds_sync(0);

@@ -195,6 +195,76 @@ static void processes_of_a_job_that_differ_in_encryption_do_not_meet(void)
     join(child);
 }
 
+static void a_server_that_cannot_be_made_fails_its_job(void)
+{
+    struct slackline_job_options options = job_options();
+    struct slackline_worker_options working = worker_options();
+    struct slackline_worker *worker;
+    struct slackline_group *group;
+    struct slackline_server_options serving = server_options();
+    struct slackline_tensor tensors[2];
+    static const float values[ELEMENTS];
+    struct slackline_server *server;
+    struct slackline_job *job;
+    char at[ADDRESS_SIZE];
+    pid_t child;
+
+    free_meeting_point(at);
+    fflush(NULL);
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        OK(slackline_job_join(&options, 1, 2, at, &job));
+        EXPECT(JOB_FAILED, slackline_job_worker(job, &working, &worker));
+        CHECK(worker == NULL && said("learning_rate"));
+        slackline_job_destroy(job);
+        exit(0);
+    }
+    OK(slackline_job_join(&options, 0, 2, at, &job));
+    EXPECT(OUT_OF_TURN, slackline_job_worker(job, &working, &worker));
+    CHECK(said("connecting to servers is for a worker"));
+    EXPECT(BAD_ARGUMENT, slackline_job_group(job, ELEMENTS, NULL, &group));
+    CHECK(said("a group is for plans of 0 servers"));
+    layer(tensors);
+    serving.resume = SLACKLINE_RESUME_REQUIRED; /* it is the job's */
+    serving.learning_rate = NAN;
+    EXPECT(BAD_ARGUMENT, slackline_job_server(job, tensors, 2, values, ELEMENTS, &serving, &server));
+    CHECK(server == NULL && said("learning_rate"));
+    EXPECT(JOB_FAILED, slackline_job_check(job));
+    CHECK(said("learning_rate"));
+    slackline_job_destroy(job);
+    join(child);
+}
+
+static void a_job_without_a_server_says_so(void)
+{
+    struct slackline_job_options options = job_options();
+    struct slackline_worker_options working = worker_options();
+    struct slackline_worker *worker;
+    struct slackline_job *job;
+    char at[ADDRESS_SIZE];
+
+    free_meeting_point(at);
+    options.servers = 0;
+    OK(slackline_job_join(&options, 0, 1, at, &job));
+    EXPECT(BAD_ARGUMENT, slackline_job_worker(job, &working, &worker));
+    CHECK(worker == NULL && said("use a plan with a server, or a group"));
+    slackline_job_destroy(job);
+}
+
+/* Rank 0 does not come. */
+static void a_join_that_meets_its_deadline_may_be_tried_again(void)
+{
+    struct slackline_job_options options = job_options();
+    struct slackline_job *job;
+    char at[ADDRESS_SIZE];
+
+    free_meeting_point(at);
+    options.timeout_ms = 50;
+    EXPECT(DEADLINE, slackline_job_join(&options, 1, 2, at, &job));
+    CHECK(job == NULL && slackline_last_error_is_retryable() == 1);
+}
+
 /* ------------------------------------------------------------------ a server of one host */
 
 static void work_for_a_host(const char *address)
@@ -285,6 +355,9 @@ int main(void)
     a_job_takes_its_ranks_and_its_secret_from_the_program();
     one_worker_of_a_host_stands_for_all();
     processes_of_a_job_that_differ_in_encryption_do_not_meet();
+    a_server_that_cannot_be_made_fails_its_job();
+    a_job_without_a_server_says_so();
+    a_join_that_meets_its_deadline_may_be_tried_again();
     a_job_of_a_program_that_cannot_be_is_a_bad_argument();
     puts("all checks passed");
     return 0;

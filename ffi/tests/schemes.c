@@ -574,6 +574,31 @@ static void a_scheme_in_c_that_fails_ends_the_call_that_ran_it(void)
     join(child);
 }
 
+/* Over shared memory each copy comes at once. */
+static void a_worker_in_c_that_refreshes_for_ever_meets_its_deadline(void)
+{
+    struct slackline_server *server;
+    struct slackline_worker *worker;
+    char text[ADDRESS_SIZE], scheme[32];
+    int gate[2];
+    pid_t child;
+
+    own_address(text, "scheme-endless", 0);
+    child = pair(gate, text);
+    if (child == 0) {
+        worker = worker_of(text);
+        EXPECT(DEADLINE, slackline_worker_begin(worker, NULL, 100));
+        slackline_worker_destroy(worker);
+        exit(0);
+    }
+    snprintf(scheme, sizeof scheme, "own(0, %d)", ENDLESS_REFRESH);
+    server = server_of(scheme, text, 1);
+    start(gate, text);
+    OK(slackline_server_serve(server, 1, TIMEOUT_MS));
+    slackline_server_destroy(server);
+    join(child);
+}
+
 /* Forked before the scheme is registered. */
 static pid_t a_worker_that_does_not_know_the_scheme(int gate[2])
 {
@@ -624,6 +649,7 @@ int main(void)
         a_scheme_in_c_trains_within_its_bound(2, tcp);
     }
     a_scheme_in_c_that_fails_ends_the_call_that_ran_it();
+    a_worker_in_c_that_refreshes_for_ever_meets_its_deadline();
     puts("all checks passed");
     return 0;
 }

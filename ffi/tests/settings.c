@@ -194,6 +194,36 @@ static void a_reader_that_sleeps_does_not_poll(void)
     slackline_publisher_destroy(publisher);
 }
 
+static long rests_of_a_publisher(uint64_t idle)
+{
+    struct slackline_publisher_options options = publisher_options();
+    struct slackline_publisher *publisher;
+    struct slackline_tensor tensors[2];
+    long before;
+    int round;
+
+    layer(tensors);
+    options.background = 0;
+    options.idle = idle;
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    before = rests();
+    /* Short ones: a long wait that polls looks nearly as seldom as one that sleeps. */
+    for (round = 0; round < 10; round++) {
+        EXPECT(DEADLINE, slackline_publisher_serve(publisher, 1, 0, 50));
+        EXPECT(DEADLINE, slackline_publisher_wait(publisher, 0, 1, 50));
+    }
+    before = rests() - before;
+    slackline_publisher_destroy(publisher);
+    return before;
+}
+
+static void a_publisher_that_sleeps_does_not_poll(void)
+{
+    long awake = rests_of_a_publisher(SLACKLINE_IDLE_POLL), asleep = rests_of_a_publisher(SLACKLINE_IDLE_SLEEP);
+
+    CHECK(asleep > 0 && 2 * asleep < awake);
+}
+
 /* ------------------------------------------------------------------ following */
 
 static int to_reader[2], to_server[2];
@@ -398,6 +428,7 @@ int main(void)
     additive_updates_count_whole();
     a_worker_that_sleeps_does_not_poll();
     a_reader_that_sleeps_does_not_poll();
+    a_publisher_that_sleeps_does_not_poll();
     a_reader_that_follows_copies_what_is_being_written();
     tensors_begin_at_multiples_of_the_alignment();
     a_server_that_encrypts_takes_workers_that_encrypt();

@@ -120,6 +120,7 @@ static void follow(const char *address)
     options.checksums = 1;
     OK(slackline_reader_connect(address, &options, TIMEOUT_MS, &reader));
     EXPECT(OUT_OF_TURN, slackline_reader_bytes(reader, &bytes, &len));
+    CHECK(said("nothing is copied yet: refresh first"));
     EXPECT(DEADLINE, slackline_reader_refresh_to(reader, VERSIONS + 1, 1, NULL));
     CHECK(said("version"));
     fresh.size = sizeof fresh;
@@ -172,6 +173,8 @@ static void a_reader_gets_what_a_publisher_published(int tcp)
     OK(slackline_publisher_create(text, tensors, 2, &options, &publisher));
     EXPECT(BAD_ARGUMENT, slackline_publisher_publish(publisher, bytes, sizeof bytes - 1, TIMEOUT_MS, NULL));
     EXPECT(BAD_ARGUMENT, slackline_publisher_publish(publisher, NULL, sizeof bytes, TIMEOUT_MS, NULL));
+    EXPECT(OUT_OF_TURN, slackline_publisher_commit(publisher, NULL));
+    CHECK(said("begin a version first"));
     OK(slackline_publisher_address(publisher, &address));
     start(gate, address);
     for (version = 1; version <= VERSIONS; version++) {
@@ -337,8 +340,9 @@ static void tables_options_and_addresses_that_cannot_be_are_bad_arguments(void)
     tensors[1].shape = NULL;
     EXPECT(BAD_ARGUMENT, CREATE("@smoke-bad", 2, &options));
     layer(tensors);
-    tensors[1].element = 3;
+    tensors[1].element = 9999;
     EXPECT(BAD_ARGUMENT, CREATE("@smoke-bad", 2, &options));
+    CHECK(said("9999"));
     tensors[1].element = SLACKLINE_ELEMENT_F16;
     EXPECT(BAD_ARGUMENT, CREATE("@smoke-bad", 2, &options));
     CHECK(said("f32"));

@@ -11,7 +11,8 @@ enum mode {
     ALONE,  /* with none of those that were made */
     SILENT, /* without having said that it weighs */
     TWO,    /* two at once */
-    ABSENT  /* one that has not come */
+    ABSENT, /* one that has not come */
+    ENDLESS /* the same one again and again */
 };
 
 /* What the last simulation weighed. */
@@ -57,7 +58,7 @@ static const char *serve_event(void *half, const struct slackline_scheme_event *
         break;
     case SLACKLINE_EVENT_WEIGHED:
         CHECK(serving->state == ASKED && event->worker == 0 && event->clock == serving->shares[0].clock);
-        serving->state = IS_WEIGHED;
+        serving->state = serving->mode == ENDLESS ? HAS_COME : IS_WEIGHED;
         if (weighings < VERSIONS)
             weighed[weighings++] = event->magnitude;
         break;
@@ -139,6 +140,8 @@ static void weighing_that_cannot_be_is_told_so(void)
     CHECK(said("weigh 2 gradients at once"));
     EXPECT(SCHEME, simulate(ABSENT, 1));
     CHECK(said("has not come"));
+    EXPECT(SCHEME, simulate(ENDLESS, 0));
+    CHECK(said("weighing(5)") && said("actions at one instant"));
     layer(tensors);
     options.scheme = "weighing(0)";
     EXPECT(BAD_ARGUMENT, slackline_server_create(NULL, tensors, 2, values, ELEMENTS, &options, &server));

@@ -6,7 +6,7 @@
 
 #define BYTES (ELEMENTS * 4)
 
-static struct slackline_publisher *publisher_of(const char *address, uint64_t begin_at)
+static struct slackline_publisher *any_publisher_of(const char *address, uint64_t begin_at, uint64_t background)
 {
     struct slackline_publisher_options options;
     struct slackline_publisher *publisher;
@@ -16,10 +16,15 @@ static struct slackline_publisher *publisher_of(const char *address, uint64_t be
     options.size = sizeof options;
     OK(slackline_publisher_options_init(&options));
     CHECK(options.background == 0 && options.begin_at == 0);
-    options.background = 1;
+    options.background = background;
     options.begin_at = begin_at;
     OK(slackline_publisher_create(address, tensors, 2, &options, &publisher));
     return publisher;
+}
+
+static struct slackline_publisher *publisher_of(const char *address, uint64_t begin_at)
+{
+    return any_publisher_of(address, begin_at, 1);
 }
 
 static void publish(struct slackline_publisher *publisher, int value, uint64_t version)
@@ -102,13 +107,13 @@ static void versions_come_with_their_tags_and_stay(void)
     slackline_publisher_destroy(publisher);
 }
 
-static void a_version_that_was_begun_outlives_a_wrong_call(void)
+static void a_version_that_was_begun_outlives_a_wrong_call(uint64_t background)
 {
     static const uint32_t wrong[ELEMENTS + 1];
-    struct slackline_publisher *publisher = publisher_of(NULL, 0);
+    struct slackline_publisher *publisher = any_publisher_of(NULL, 0, background);
     struct slackline_snapshot *snapshot;
     struct slackline_reader *reader;
-    const char *address;
+    const char *address, *record;
     uint64_t version;
     size_t len, index;
     uint32_t *words;
@@ -119,13 +124,49 @@ static void a_version_that_was_begun_outlives_a_wrong_call(void)
     for (index = 0; index < ELEMENTS; index++)
         words[index] = 700000 + (uint32_t)index;
     EXPECT(BAD_ARGUMENT, slackline_publisher_publish(publisher, wrong, sizeof wrong, TIMEOUT_MS, &version));
+    EXPECT(BAD_ARGUMENT,
+           slackline_publisher_publish_recorded(publisher, wrong, sizeof wrong, TIMEOUT_MS, &version, &record));
+    CHECK(words[BIASES] == 700000 + BIASES);
     OK(slackline_publisher_commit(publisher, &version));
-    OK(slackline_publisher_address(publisher, &address));
-    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
-    OK(slackline_reader_snapshot(reader, version, 0, 0, TIMEOUT_MS, &snapshot));
-    has_words(snapshot, "weight", 7, 0, WEIGHTS);
-    slackline_snapshot_destroy(snapshot);
-    slackline_reader_destroy(reader);
+    CHECK(version == 1);
+    if (background != 0) { /* another one takes no reader in meanwhile */
+        OK(slackline_publisher_address(publisher, &address));
+        OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+        OK(slackline_reader_snapshot(reader, version, 0, 0, TIMEOUT_MS, &snapshot));
+        has_words(snapshot, "weight", 7, 0, WEIGHTS);
+        slackline_snapshot_destroy(snapshot);
+        slackline_reader_destroy(reader);
+    }
+    slackline_publisher_destroy(publisher);
+}
+
+/* The thread of the publisher may hold its lock when the process forks. */
+static void a_forked_child_leaves_the_objects_to_its_parent(void)
+{
+    struct slackline_publisher *publisher = publisher_of(NULL, 0);
+    struct slackline_publisher_status status = {.size = sizeof status};
+    uint64_t version;
+    size_t len;
+    void *memory;
+    pid_t child;
+    int round;
+
+    OK(slackline_publisher_begin(publisher, TIMEOUT_MS, &memory, &len));
+    for (round = 0; round < 50; round++) {
+        child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(60);
+            EXPECT(OUT_OF_TURN, slackline_publisher_get_status(publisher, &status));
+            CHECK(said("forked this one: make one here"));
+            EXPECT(OUT_OF_TURN, slackline_publisher_publish(publisher, memory, len, TIMEOUT_MS, &version));
+            slackline_publisher_destroy(publisher);
+            _exit(0);
+        }
+        join(child);
+    }
+    OK(slackline_publisher_commit(publisher, &version));
+    CHECK(version == 1);
     slackline_publisher_destroy(publisher);
 }
 
@@ -449,7 +490,9 @@ static void null_is_answered_everywhere(void)
 int main(void)
 {
     versions_come_with_their_tags_and_stay();
-    a_version_that_was_begun_outlives_a_wrong_call();
+    a_version_that_was_begun_outlives_a_wrong_call(0);
+    a_version_that_was_begun_outlives_a_wrong_call(1);
+    a_forked_child_leaves_the_objects_to_its_parent();
     a_publisher_knows_what_its_readers_hold();
     a_reader_takes_slices_and_finds_the_successor();
     a_relay_passes_versions_on();

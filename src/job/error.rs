@@ -71,7 +71,7 @@ pub enum JobError {
     #[error("a plan of 0 servers has no server to connect to; {}", self.help())]
     NoServer,
     /// The plan has servers, and the call is for workers alone.
-    #[error("Job::group is for plans without a server, and this one has {servers}; {}", self.help())]
+    #[error("a group is for plans of 0 servers, and this one has {servers}; {}", self.help())]
     HasServers {
         /// The number of servers in the plan.
         servers: u32,
@@ -81,13 +81,13 @@ pub enum JobError {
     OtherRole {
         /// The role of this process, for people.
         role: String,
-        /// The call.
+        /// What the call does.
         call: &'static str,
         /// The role that the call is for.
         wanted: &'static str,
     },
     /// The plan has a proxy on each host, and something that does not go with it.
-    #[error("a plan with JobPlan::per_host {reason}; {}", self.help())]
+    #[error("a plan with per_host {reason}; {}", self.help())]
     PerHost {
         /// What does not go with it, in words.
         reason: &'static str,
@@ -191,6 +191,7 @@ impl Diagnostic for JobError {
         match self {
             JobError::Node(error) => error.is_retryable(),
             JobError::Wait(error) => error.is_retryable(),
+            JobError::Rendezvous(error) => error.is_retryable(),
             JobError::NotBack { .. } | JobError::Late { .. } => true,
             _ => false,
         }
@@ -215,12 +216,12 @@ impl JobError {
             }
             JobError::Order { .. } => "run the same slackline everywhere",
             JobError::Late { .. } => "use a longer timeout",
-            JobError::NoServer => "use JobPlan::servers(1), or Job::group",
+            JobError::NoServer => "use a plan with a server, or a group",
             JobError::PerHost { .. } => "leave one of the two out",
             JobError::NoSuchRank { .. } => "ranks count from 0 and are less than the number of processes",
             JobError::OtherServers { .. } => "make the two the same",
-            JobError::HasServers { .. } => "use JobPlan::servers(0)",
-            JobError::OtherRole { .. } => "branch on Job::role",
+            JobError::HasServers { .. } => "leave the servers out of the plan",
+            JobError::OtherRole { .. } => "ask the job for its role first",
             JobError::InitialValues { .. } => "give one for each",
             JobError::NotBack { .. } => "start them again sooner, or use a longer timeout",
             _ => "",

@@ -104,8 +104,8 @@ impl GroupTrainer {
     /// of its own steps says.
     ///
     /// # Errors
-    /// The scheme is not DS-Sync or cannot run with so many members, or the system has no memory for the states of the
-    /// optimiser.
+    /// The scheme is not DS-Sync or cannot run with so many members, the step size or a constant of the optimiser is
+    /// out of its range, or the system has no memory for the states of the optimiser.
     pub fn new(
         member: GroupMember<Mixed>,
         scheme: SchemeConfig,
@@ -120,7 +120,6 @@ impl GroupTrainer {
             });
         };
         member.has_made_no_round()?;
-        crate::node::check_learning_rate(learning_rate)?;
         let groups = Groups::new(member.members(), group, partition)?;
         let elements = member.parameters()?.len();
         let mut scheme = scheme.worker();

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::kernel::{self, Fold, Gradient, Optimizer, Pass, Schedule};
 use crate::mem::{HostMemory, VolatileSlice};
-use crate::node::{Error, check_optimizer};
+use crate::node::{Error, check_learning_rate, check_optimizer};
 use crate::table::Encoding;
 use crate::transport::RegisterError;
 
@@ -111,9 +111,10 @@ impl LocalOptimizer {
     /// An optimiser of so many elements, whose states are all 0.
     ///
     /// # Errors
-    /// A constant of the optimiser is out of its range, or the system has no memory for the states.
+    /// The step size or a constant of the optimiser is out of its range, or the system has no memory for the states.
     pub fn new(optimizer: Optimizer, learning_rate: f32, elements: usize) -> Result<LocalOptimizer, Error> {
         check_optimizer(&optimizer)?;
+        check_learning_rate(learning_rate)?;
         let memory = HostMemory::anonymous(4 * elements * (3 + 2 * optimizer.states()));
         let memory = memory.map_err(|source| Error::Register(RegisterError::Memory(source)))?;
         let schedule = Schedule::Constant;

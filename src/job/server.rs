@@ -65,7 +65,7 @@ impl Job {
         initial: &[f32],
         options: ServerOptions,
     ) -> Result<(Server<Mixed>, Option<Version>), JobError> {
-        let Role::Server(shard) = self.role else { return Err(self.other_role("Job::serve", "server")) };
+        let Role::Server(shard) = self.role else { return Err(self.other_role("serving", "server")) };
         let started = self.start(shard, table, initial, options).inspect_err(|error| self.fail(error))?;
         self.member.announce(flatten(started.0.address()), self.member.transports.serves_from());
         Ok(started)

@@ -56,7 +56,7 @@ impl Job {
     /// this process is a server. Rank 0 hears the error.
     #[doc(hidden)]
     pub fn connect(&self, options: WorkerOptions) -> Result<Worker<Mixed>, JobError> {
-        let number = self.as_worker("Job::worker")?;
+        let number = self.as_worker("connecting to servers")?;
         if self.plan.servers == 0 {
             return Err(JobError::NoServer);
         }
@@ -85,7 +85,8 @@ impl Job {
 
     /// Says that this worker has finished, and waits until the job is over, at most `timeout`: false if it is not over
     /// by then, and the call can be repeated. Flush the worker first, and keep it until this has returned true: while
-    /// it is in, the weight of the others' gradients does not change.
+    /// it is in, the weight of the others' gradients does not change. Where a server is gone, rank 0 is given 2 s to
+    /// say that the job is over.
     ///
     /// # Errors
     /// [`JobError::Failed`] if the job failed, [`JobError::Lost`] if rank 0 is gone. [`JobError::Node`] if a server is
@@ -93,9 +94,9 @@ impl Job {
     /// waits for all workers and may lack this one's last gradients.
     #[doc(hidden)]
     pub fn finish(&self, worker: &mut Worker<Mixed>, timeout: Duration) -> Result<bool, JobError> {
-        self.as_worker("Job::finish")?;
-        let attended = self.member.attend(worker, timeout);
-        attended.map_err(|error| self.cause(error))?.map_or(Ok(false), |end| self.over(end))
+        self.as_worker("finishing")?;
+        // Rank 0 was given its moment to tell the cause of an error.
+        self.member.attend(worker, timeout)?.map_or(Ok(false), |end| self.over(end))
     }
 
     /// Says that this worker has finished, and waits until the job is over, at most `timeout`: false if it is not over
@@ -106,7 +107,7 @@ impl Job {
     /// [`JobError::Failed`] if the job failed, [`JobError::Lost`] if rank 0 is gone, [`JobError::OtherRole`] if this
     /// process is a server.
     pub fn end(&self, timeout: Duration) -> Result<bool, JobError> {
-        self.as_worker("Job::finish")?;
+        self.as_worker("finishing")?;
         self.member.tell(EndOnly::finished);
         self.member.wait_for_the_end(timeout).map_or(Ok(false), |end| self.over(end))
     }

@@ -446,7 +446,7 @@ impl<T: Transport> Publisher<T> {
         let (frame, version) = self
             .draft
             .take()
-            .ok_or(Error::OutOfTurn { operation: "publish", reason: "call `publish_begin` first" })?;
+            .ok_or(Error::OutOfTurn { operation: "publish", reason: "begin a version first" })?;
         let frames = &mut self.shard.frames;
         let published_ns = self.shard.runtime.time_of_day();
         let label = FrameLabel { tag, published_ns, origin: frames.epoch() };

@@ -376,7 +376,8 @@ impl<T: Transport> Reader<T> {
 
     /// The reader's copy.
     pub fn bytes(&self) -> Result<&[u8], Error> {
-        let out_of_turn = Error::OutOfTurn { operation: "read the copy", reason: "call `refresh` first" };
+        let out_of_turn =
+            Error::OutOfTurn { operation: "read the copy", reason: "nothing is copied yet: refresh first" };
         let (Some(buffer), Some(_)) = (&self.copy, self.held) else { return Err(out_of_turn) };
         let bytes = buffer.bytes().ok_or(Error::InFlight { what: "copy" })?;
         Ok(&bytes[..self.copy_bytes()])

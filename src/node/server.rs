@@ -196,8 +196,12 @@ struct IncarnationStart<'a> {
 }
 
 /// Why no real server runs a scheme that weighs updates.
-const KEEPS_NO_UPDATES: &str = "asks how large updates in transit are in sum, and a real server keeps no updates; run \
-                                it in sim::Cluster, or use vap with strength=weak or strong";
+const KEEPS_NO_UPDATES: &str = "asks how large updates in transit are in sum, and a real server keeps no updates; \
+                                simulate it, or use vap with strength=weak or strong";
+
+/// Actions of the scheme in one poll, before its caller has its turn: one that wanted more without end would never give
+/// it one.
+const ACTIONS_AT_ONCE: usize = 1 << 16;
 
 impl<T: Transport> Server<T> {
     /// Begins to serve a shard of `table` at `address`. `initial` holds the shard's own values as version 0.
@@ -270,12 +274,11 @@ impl<T: Transport> Server<T> {
         let is_sgd = matches!(options.optimizer, Optimizer::Sgd { .. });
         let (built_in, step) = (options.scheme.built_in(), options.optimizer.step_of_sgd(1.0));
         if !is_sgd && built_in.is_some_and(|scheme| scheme.requires_sgd()) {
-            let reason = "takes each update for a step of plain SGD; use Optimizer::Sgd";
+            let reason = "takes each update for a step of plain SGD; use SGD";
             return Err(Error::Scheme { scheme: options.scheme.clone(), reason });
         }
         if step.is_none() && built_in.is_some_and(|scheme| scheme.requires_step_size()) {
-            let reason =
-                "takes each update for a step along the gradient; use Optimizer::Sgd or Optimizer::Momentum";
+            let reason = "takes each update for a step along the gradient; use SGD or momentum";
             return Err(Error::Scheme { scheme: options.scheme.clone(), reason });
         }
         let needs = options.scheme.needs();
@@ -518,10 +521,14 @@ impl<T: Transport> Server<T> {
         Ok(progress)
     }
 
-    /// Carries out what the scheme wants, up to a fold that must end first.
+    /// Carries out what the scheme wants, up to a fold that must end first. What it wants beyond
+    /// [`ACTIONS_AT_ONCE`] has to wait for the next poll.
     fn take_actions(&mut self, now: Instant) -> Result<bool, Error> {
         let mut progress = false;
-        while !self.work.bound {
+        for _ in 0..ACTIONS_AT_ONCE {
+            if self.work.bound {
+                break;
+            }
             let Some(action) = self.next_action(now)? else { break };
             progress = true;
             match action {

@@ -74,6 +74,10 @@ enum WorkerPhase {
 
 const APART: &str = "the last `reconnect` failed: call it again";
 
+/// Turns of the state machines in one poll, before its caller has its turn: where each copy comes at once, a scheme
+/// that answers each with a refresh would never give it one.
+const TURNS: usize = 8;
+
 /// Reads parameters and publishes gradients.
 ///
 /// One clock is one [`Step`]: [`step`](Self::step) waits for the parameters, the user computes a gradient from them,
@@ -441,7 +445,7 @@ impl<T: Transport> Worker<T> {
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         self.expect_connected("go on")?;
         let mut progress = false;
-        loop {
+        for _ in 0..TURNS {
             // Also while it waits for a copy: what it has learned may have changed what it waits for.
             if matches!(self.phase, WorkerPhase::Deciding | WorkerPhase::Refreshing { .. }) {
                 progress |= self.decide(now)?;

@@ -13,6 +13,10 @@ use super::{COMPUTE, Cluster, DOWNTIME, LIFETIME, Problem, SimError, Until, nano
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{SchemeConfig, ServerScheme, WorkerEvent, WorkerScheme};
 
+/// Most actions of a server's scheme at one instant, and most refreshes of a worker's between two computations. More
+/// than any job has gradients to act on: a scheme that asks for so many would never end.
+pub(super) const ACTIONS_MAX: u32 = 1 << 20;
+
 pub(super) struct SimEngine<'a> {
     pub(super) cluster: Cluster,
     pub(super) problem: Option<Box<dyn Problem>>,

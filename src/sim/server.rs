@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use super::agenda::{AgendaEvent, Down, Held, Up};
-use super::engine::SimEngine;
+use super::engine::{ACTIONS_MAX, SimEngine};
 use super::model::{Model, ModelSnapshot, Payload};
 use super::report::{Point, WaitedFor};
 use super::updates::{Updates, moved};
@@ -279,6 +279,7 @@ impl SimEngine<'_> {
     /// Carries out what the server's scheme wants, until it wants no more.
     pub(super) fn drive_server(&mut self) -> Result<(), SimError> {
         let mut shares = std::mem::take(&mut self.server.shares);
+        let mut actions = 0;
         while !self.is_over {
             self.look_at_clock()?;
             shares.clear();
@@ -301,6 +302,11 @@ impl SimEngine<'_> {
                 }
                 ServerAction::Push => (0..self.workers.len()).for_each(|worker| self.push(worker)),
                 ServerAction::Fail { reason } => return Err(self.cluster.scheme.failure(reason).into()),
+            }
+            actions += 1;
+            if actions > ACTIONS_MAX {
+                let what = format!("the server asks for more than {ACTIONS_MAX} actions at one instant");
+                return Err(self.broken(what));
             }
         }
         self.server.shares = shares;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::agenda::{AgendaEvent, Down, Held, Up};
 use super::distribution::Sampler;
-use super::engine::SimEngine;
+use super::engine::{ACTIONS_MAX, SimEngine};
 use super::model::{Payload, payload, values};
 use super::server::Outstanding;
 use super::{SimError, nanos};
@@ -28,6 +28,8 @@ pub(super) struct SimWorker {
     copy: Option<Held>,
     pushed: Option<Held>,
     pub(super) asked: Option<Bound>,
+    /// How often it has asked since it computed last.
+    refreshes: u32,
     /// The number of its last request.
     number: u64,
     /// The number of its last computation.
@@ -62,6 +64,7 @@ impl SimWorker {
             copy: None,
             pushed: None,
             asked: None,
+            refreshes: 0,
             number: 0,
             attempt: 0,
             computing: None,
@@ -92,6 +95,7 @@ impl SimWorker {
         self.present_nanos += now - self.joined_at;
         self.wasted_nanos += self.computing.take().map_or(0, |since| now - since);
         (self.copy, self.pushed, self.asked, self.finished, self.wake) = (None, None, None, None, None);
+        self.refreshes = 0;
         self.own.clear();
     }
 
@@ -115,7 +119,7 @@ impl SimEngine<'_> {
         loop {
             if let Some(action) = self.workers[id].scheme.poll_action() {
                 match action {
-                    WorkerAction::Refresh { bound } => self.refresh(id, bound),
+                    WorkerAction::Refresh { bound } => self.refresh(id, bound)?,
                     WorkerAction::Compute => self.compute(id)?,
                     WorkerAction::Average { round } => self.average(id, round)?,
                     WorkerAction::Fail { reason } => return Err(self.cluster.scheme.failure(reason).into()),
@@ -157,14 +161,20 @@ impl SimEngine<'_> {
         self.drive_worker(id)
     }
 
-    fn refresh(&mut self, id: usize, bound: Bound) {
+    fn refresh(&mut self, id: usize, bound: Bound) -> Result<(), SimError> {
         let worker = &mut self.workers[id];
         worker.asked = Some(bound);
+        worker.refreshes += 1;
+        if worker.refreshes > ACTIONS_MAX {
+            let what = format!("worker {id} asks for more than {ACTIONS_MAX} copies and computes on none");
+            return Err(self.broken(what));
+        }
         if !self.pushes {
             worker.number += 1;
             let number = worker.number;
             self.send_up(id, 0, Up::Request { number, bound });
         }
+        Ok(())
     }
 
     /// Gives a worker the copy that it asked for; its scheme is not asked what next.
@@ -210,6 +220,7 @@ impl SimEngine<'_> {
         let worker = &mut self.workers[id];
         let drawn: f64 = (0..self.local_steps).map(|_| worker.sampler.draw(&self.cluster.compute)).sum();
         worker.attempt += 1;
+        worker.refreshes = 0;
         worker.computing = Some(now);
         let event = AgendaEvent::Computed { worker: id as u32, attempt: worker.attempt };
         // However short, it takes time: else it might be repeated for ever at one instant.

@@ -1,15 +1,17 @@
 //! A scheme that is written outside of the library, and how a worker comes to its scheme.
 
+use std::time::Duration;
+
 use slackline::checkpoint::{Checkpoint, CheckpointOptions};
 use slackline::{
     Address, Clock, ConnectError, ElementType, Error, Instant, Server, ServerOptions, Shm, Table, Tcp,
     Worker, WorkerOptions,
     scheme::{
-        AnyScheme, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent,
-        ServerScheme, Share, Start, WorkerAction, WorkerEvent, WorkerScheme,
+        AnyScheme, Bound, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerAction,
+        ServerEvent, ServerScheme, Share, Start, WorkerAction, WorkerEvent, WorkerScheme,
     },
     sim::fabric::{self, FabricOptions},
-    sim::{Cluster, Distribution},
+    sim::{Cluster, Distribution, SimError},
 };
 
 use crate::custom_scheme::{NAME, SCHEME, ShrinkingSsp, train};
@@ -272,6 +274,82 @@ fn a_scheme_that_gives_up_ends_the_call_that_ran_it_with_its_reason() {
         connect(vec![server(GivesUp::Worker, (0, 1))], WorkerOptions::new(GivesUp::Worker)).unwrap();
     let error = worker.step(TIMEOUT).err().unwrap();
     assert_eq!(error.to_string(), "scheme gives-up: no idea");
+}
+
+/// A scheme of which one half never has enough: the server pushes on, or the worker answers each copy with a refresh.
+#[derive(Clone, Copy, PartialEq)]
+enum Endless {
+    Server,
+    Worker,
+}
+
+impl Scheme for Endless {
+    fn name(&self) -> &str {
+        "endless"
+    }
+
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
+        match self {
+            Endless::Server => Ok(Box::new(*self)),
+            Endless::Worker => Scheme::server(&SchemeConfig::Asp, start),
+        }
+    }
+
+    fn worker(&self) -> Box<dyn WorkerScheme> {
+        match self {
+            Endless::Server => SchemeConfig::Asp.worker(),
+            Endless::Worker => Box::new(Refreshes(false)),
+        }
+    }
+}
+
+impl ServerScheme for Endless {
+    fn handle_event(&mut self, _now: Instant, _event: ServerEvent) {}
+
+    fn poll_action(&mut self, _shares: &mut Vec<Share>) -> Option<ServerAction> {
+        Some(ServerAction::Push)
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        Clock::new(0)
+    }
+}
+
+/// It is about to refresh, or not.
+struct Refreshes(bool);
+
+impl WorkerScheme for Refreshes {
+    fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
+        self.0 |= matches!(event, WorkerEvent::Joined { .. } | WorkerEvent::Holds { .. });
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        std::mem::take(&mut self.0).then_some(WorkerAction::Refresh { bound: Bound::NONE })
+    }
+}
+
+#[test]
+fn a_scheme_that_never_has_enough_is_found_out_in_virtual_time() {
+    for (half, told) in [(Endless::Server, "at one instant"), (Endless::Worker, "computes on none")] {
+        let error = Cluster::new(half, 2, 1).run().unwrap_err();
+        assert!(matches!(&error, SimError::Broken { what, .. } if what.contains(told)), "{error}");
+    }
+}
+
+#[test]
+fn a_scheme_that_never_has_enough_keeps_no_call_past_its_deadline() {
+    assert!(server(Endless::Server, (0, 1)).0.poll(slackline::now()).unwrap(), "it has more to do");
+    let (mut server, address) = server(Endless::Worker, (0, 1));
+    std::thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            let options = WorkerOptions::new(Endless::Worker);
+            let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
+            worker.step(Duration::ZERO).err().unwrap()
+        });
+        assert!(server.drive(|_| working.is_finished(), TIMEOUT).unwrap());
+        let error = working.join().unwrap();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+    });
 }
 
 struct Named(&'static str);

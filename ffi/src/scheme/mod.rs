@@ -34,8 +34,8 @@ use worker::WorkerHalf;
 /// it for no action before all workers have joined, and the library counts its clocks.
 ///
 /// A scheme that fails, or asks for what cannot be (a gradient that has not come or is consumed, a worker that is not
-/// in, a weight that is not finite, to compute without a copy, actions without end), is `SLACKLINE_STATUS_SCHEME` from
-/// the call that ran it, and from all that follow.
+/// in, a weight that is not finite, to compute without a copy, actions without end between two events), is
+/// `SLACKLINE_STATUS_SCHEME` from the call that ran it, and from all that follow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_scheme_register(scheme: *const slackline_scheme) -> slackline_status {
     call(|| {

@@ -257,4 +257,8 @@ impl Diagnostic for RendezvousError {
             _ => return None,
         }))
     }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, RendezvousError::Timeout { .. })
+    }
 }

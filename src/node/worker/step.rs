@@ -103,7 +103,7 @@ impl<'a, T: Transport> Step<'a, T> {
         let pins = self.worker.parts.get(shard).and_then(|part| part.link.pins.as_ref());
         pins.and_then(|pins| pins.bytes()).ok_or(Error::OutOfTurn {
             operation: "read in place",
-            reason: "this worker reads copies, or there is no such shard: connect with ReadMode::InPlace",
+            reason: "this worker reads copies, or there is no such shard: connect it to read in place",
         })
     }
 
