@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use slackline::checkpoint::CheckpointOptions;
 use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
-use slackline::internals::time::Instant;
 use slackline::internals::transport::tcp::{TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 use slackline::internals::transport::{Capabilities, Listener, Offer, RegisterError};
 use slackline::scheme::{Bound, SchemeConfig};
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, ConnectError, ElementType, Error, Idle, Server, ServerOptions, Shm, Table, Tcp, Transport,
-    Version,
+    Address, ConnectError, ElementType, Error, Idle, Instant, Server, ServerOptions, ShardOptions, Shm,
+    Table, Tcp, Transport, Version,
 };
 
 use crate::only_worker::TIMEOUT;
@@ -205,7 +204,8 @@ impl Listener for Sleeping<TcpListener> {
 fn an_owner_in_a_child_does_not_sleep_where_its_parent_does() {
     let (sleeps, table) = (Arc::new(AtomicU64::new(0)), Table::flat(16, ElementType::F32).unwrap());
     let (tcp, address) = (Sleeping(Tcp::new(), Arc::clone(&sleeps)), "127.0.0.1:0".parse().unwrap());
-    let options = PublisherOptions { idle: Idle::Sleep, ..PublisherOptions::default() };
+    let memory = ShardOptions { idle: Idle::Sleep, ..ShardOptions::default() };
+    let options = PublisherOptions { memory, ..PublisherOptions::default() };
     let mut publisher = Publisher::new(tcp, &address, table, options).unwrap();
     assert!(publisher.drive(|_| sleeps.load(Relaxed) > 0, TIMEOUT).unwrap(), "it sleeps in its own process");
     let before = sleeps.load(Relaxed);
