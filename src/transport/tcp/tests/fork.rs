@@ -59,7 +59,7 @@ fn while_a_child_holds_copies(claim: impl FnOnce()) {
     if pid == 0 {
         // SAFETY: as above; `alarm`, `pause` and `_exit` are async-signal-safe.
         unsafe {
-            libc::alarm(60);
+            libc::alarm(120);
             libc::pause();
             libc::_exit(0);
         }
