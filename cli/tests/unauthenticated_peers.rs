@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -111,7 +112,8 @@ fn besiege(job: &Job, good: &[u8]) {
         assert!(Instant::now() < deadline, "no greeting");
         std::thread::sleep(Duration::from_millis(1));
     }
-    unauthenticated_peers.push(UnauthenticatedPeer::goes_on(channel.into_stream(), &[0xFF; 4]));
+    let stream = channel.as_fd().try_clone_to_owned().unwrap().into();
+    unauthenticated_peers.push(UnauthenticatedPeer::goes_on(stream, &[0xFF; 4]));
     for unauthenticated_peer in unauthenticated_peers {
         unauthenticated_peer.must_be_shut_out();
     }

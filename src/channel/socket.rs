@@ -1,12 +1,15 @@
 //! Sockets as channels use them: none ever blocks, and each notices a peer that is gone without a word.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::mem::ForkGuard;
 
 /// A peer that acknowledges nothing for so long is gone, where its owner does not wait for longer.
 pub const SILENCE_MIN: Duration = Duration::from_secs(3);
@@ -28,6 +31,53 @@ const BEST_EFFORT: libc::c_int = 0;
 const INTERACTIVE: libc::c_int = 6;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// A connected socket. Dropping it ends the connection, even if a forked child holds a copy of the descriptor; dropping
+/// the child's copy does not.
+pub(crate) struct ChannelSocket {
+    stream: TcpStream,
+    guard: ForkGuard,
+}
+
+impl ChannelSocket {
+    pub(crate) fn new(stream: TcpStream) -> ChannelSocket {
+        ChannelSocket { stream, guard: ForkGuard::new() }
+    }
+
+    /// Ends the connection now.
+    pub(crate) fn close(&self) {
+        if !self.guard.is_inherited() {
+            // Fails only if the other side was faster.
+            let _closed_already = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Deref for ChannelSocket {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl DerefMut for ChannelSocket {
+    fn deref_mut(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+}
+
+impl AsFd for ChannelSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Drop for ChannelSocket {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
 
 /// Begins to listen at an address, without waiting for connections; port 0 takes any that is free.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -86,11 +136,6 @@ pub(super) fn probe(socket: impl AsFd) -> io::Result<()> {
 /// Has the system wait for a peer that answers its probes and reads nothing for as long as it likes.
 pub fn wait_for_slow_reader(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_tcp_user_timeout(socket, 0)?)
-}
-
-/// Ends a connection at once when it is closed, so that its port is free.
-pub(super) fn reset_on_close(socket: impl AsFd) -> io::Result<()> {
-    Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
 /// Has the system wait for so long, and for 3 to 15 s, before it takes a peer for gone that says nothing or owes

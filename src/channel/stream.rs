@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::greeting::{Agreed, Greeting, GreetingRefusal, GreetingStep, refusal};
 use super::session::{HEADER_BYTES, Session, body_bytes};
-use super::socket::{self, dial, probe, reset_on_close};
+use super::socket::{self, ChannelSocket, dial, probe};
 use super::{ChannelError, ChannelTerms, DataKeys, Identity};
 use crate::time::Duration;
 
@@ -21,7 +21,7 @@ const OUTBOX_MAX: usize = 64 << 20;
 
 /// A framed, mutually authenticated conversation over TCP that never blocks: [`poll`](Self::poll) moves everything on.
 pub struct Channel {
-    stream: TcpStream,
+    socket: ChannelSocket,
     redial: Option<Box<Redial>>,
     state: StreamState,
     outbox: Vec<u8>,
@@ -103,7 +103,7 @@ impl Channel {
 
     fn new(stream: TcpStream, state: StreamState, terms: &ChannelTerms) -> Channel {
         Channel {
-            stream,
+            socket: ChannelSocket::new(stream),
             redial: None,
             state,
             outbox: Vec::new(),
@@ -117,7 +117,7 @@ impl Channel {
     /// Moves everything on as far as it goes without waiting, and takes the next message if there is one.
     ///
     /// Never reads past the end of a message: what follows is left to the code that takes the
-    /// [stream](Self::into_stream). After an error the channel is of no more use.
+    /// [socket](Self::into_socket). After an error the channel is of no more use.
     pub fn poll(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         let result = self.advance();
         if result.is_err() {
@@ -138,7 +138,7 @@ impl Channel {
                 StreamState::Greeting(greeting) => {
                     let wanted = greeting.wanted(&self.inbox);
                     if self.inbox.len() < wanted {
-                        if !fill(&self.stream, &mut self.inbox, wanted, "in the handshake")? {
+                        if !fill(&self.socket, &mut self.inbox, wanted, "in the handshake")? {
                             return Ok(None);
                         }
                         // Its first bytes may tell that there are more of them.
@@ -165,7 +165,7 @@ impl Channel {
                 }
                 StreamState::Open { session, promised, .. } => {
                     let Some(bytes) = *promised else {
-                        if !fill(&self.stream, &mut self.inbox, HEADER_BYTES, "by the peer")? {
+                        if !fill(&self.socket, &mut self.inbox, HEADER_BYTES, "by the peer")? {
                             return Ok(None);
                         }
                         let bytes = session.open_header(&self.inbox)?;
@@ -176,7 +176,7 @@ impl Channel {
                         *promised = Some(bytes);
                         continue;
                     };
-                    if !fill(&self.stream, &mut self.inbox, body_bytes(bytes), "within a message")? {
+                    if !fill(&self.socket, &mut self.inbox, body_bytes(bytes), "within a message")? {
                         return Ok(None);
                     }
                     *promised = None;
@@ -189,7 +189,7 @@ impl Channel {
 
     fn is_connected(&mut self) -> Result<bool, ChannelError> {
         let failed = ChannelError::system("connect");
-        let mut sockets = [PollFd::new(&self.stream, PollFlags::OUT)];
+        let mut sockets = [PollFd::new(&self.socket, PollFlags::OUT)];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         match rustix::event::poll(&mut sockets, Some(&now)) {
             Ok(0) | Err(Errno::INTR) => {
@@ -199,13 +199,13 @@ impl Channel {
             Ok(_) => {}
             Err(error) => return Err(failed(error.into())),
         }
-        match self.stream.take_error() {
+        match self.socket.take_error() {
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => return Err(failed(error)),
         }
-        if is_its_own_peer(&self.stream) {
+        if is_its_own_peer(&self.socket) {
             // Else its port could not be bound to for a minute, by the listener that is waited for.
-            let _as_before = reset_on_close(&self.stream);
+            let _as_before = rustix::net::connect_unspec(&self.socket);
             return Err(failed(Errno::CONNREFUSED.into()));
         }
         self.redial = None;
@@ -213,7 +213,7 @@ impl Channel {
             self.state = StreamState::Greeting(greeting);
         }
         self.flush()?;
-        probe(&self.stream).map_err(failed)?;
+        probe(&self.socket).map_err(failed)?;
         Ok(true)
     }
 
@@ -226,14 +226,14 @@ impl Channel {
         // A little longer each time: an answer that takes long is waited for in the end.
         (redial.begun, redial.after) = (std::time::Instant::now(), redial.after + REDIAL_AFTER);
         let stream = dial(redial.address).map_err(ChannelError::system("connect"))?;
-        self.stream = stream;
+        self.socket = ChannelSocket::new(stream);
         Ok(())
     }
 
     /// Sends what waits, as far as it fits, and reads nothing.
     pub(crate) fn flush(&mut self) -> Result<(), ChannelError> {
         while self.sent < self.outbox.len() {
-            match (&self.stream).write(&self.outbox[self.sent..]) {
+            match self.socket.write(&self.outbox[self.sent..]) {
                 Ok(0) => return Err(ChannelError::Closed { when: "by the peer" }),
                 Ok(bytes) => self.sent += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -325,12 +325,12 @@ impl Channel {
 
     /// The other side's address.
     pub fn peer_address(&self) -> io::Result<SocketAddr> {
-        self.stream.peer_addr()
+        self.socket.peer_addr()
     }
 
     /// This side's address, as the other side sees it if nothing translates addresses in between.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
-        self.stream.local_addr()
+        self.socket.local_addr()
     }
 
     /// The keys of what follows on the bare socket, if the purpose of the channel has any and both sides have proved
@@ -344,14 +344,14 @@ impl Channel {
 
     /// The bare socket, which does not block, for whatever the two sides have agreed to say next. To be taken when
     /// this side is [flushed](Self::is_flushed) and between two messages of the other.
-    pub fn into_stream(self) -> TcpStream {
-        self.stream
+    pub(crate) fn into_socket(self) -> ChannelSocket {
+        self.socket
     }
 }
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.socket.as_fd()
     }
 }
 

@@ -355,7 +355,7 @@ fn nothing_is_read_past_the_end_of_a_message() {
     let (message, first) = meet(&mut a, &mut b);
     assert!(!first);
     assert_eq!(message.unwrap(), b"from here on bare");
-    let (mut a, mut b) = (a.into_stream(), b.into_stream());
+    let (mut a, mut b) = (a.into_socket(), b.into_socket());
     a.write_all(b"bare").unwrap();
     b.set_nonblocking(false).unwrap();
     let mut bytes = [0; 4];

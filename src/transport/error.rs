@@ -270,6 +270,7 @@ impl Diagnostic for ConnectError {
     fn is_retryable(&self) -> bool {
         match self {
             ConnectError::System { operation, source, .. } => !is_mistake(operation, source.kind()),
+            ConnectError::Memory { source, .. } => source.is_retryable(),
             ConnectError::Closed { .. } => true,
             ConnectError::Refused { retry_after, .. } | ConnectError::NoPath { retry_after, .. } => {
                 retry_after.is_some()
@@ -518,6 +519,16 @@ mod tests {
             error.to_string().ends_with("; choose a port from 1024 on: those below are for root"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn memory_that_is_short_for_the_moment_may_be_had_later() {
+        let is_retryable = |errno| {
+            let source = io::Error::from_raw_os_error(errno);
+            let source = MemoryError::Map { bytes: 8, kind: "shared", source, remedy: "wait" };
+            ConnectError::Memory { address: Address::random(), source }.is_retryable()
+        };
+        assert!(is_retryable(libc::EMFILE) && is_retryable(libc::ENOMEM) && !is_retryable(libc::EFBIG));
     }
 
     #[test]

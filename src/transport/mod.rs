@@ -244,8 +244,10 @@ pub trait Listener: Send {
     fn address(&self) -> Address;
 
     /// Moves pending handshakes on and returns the next one that is ready. Never blocks. At most
-    /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]. Mistakes of peers in their handshakes
-    /// are dropped and logged, never returned.
+    /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]. The time limit is for the peer's part: one
+    /// that has said it waits until this is called, and may be gone by then. Over TCP a thread moves handshakes on, and
+    /// at most [`MAX_PENDING_HANDSHAKES`] more wait so. Mistakes of peers in their handshakes are dropped and logged,
+    /// never returned.
     fn poll(&mut self, now: Instant) -> Option<Self::Incoming>;
 
     /// Has peers that are let in from now on end [`wait`](Self::wait) by requests with [`Flags::NOTIFY`]. False if
@@ -435,8 +437,10 @@ pub trait Endpoint: Send {
     /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can
     /// still read memory that says as much has nothing to send.
     ///
-    /// From then on the peer reaches nothing. What takes long to undo is returned: the caller drops it in a thread that
-    /// serves no other peer.
+    /// By RDMA the peer reaches nothing from then on. Over TCP that is so once the thread that serves it has heard of
+    /// it, for which this does not wait. Over shared memory the peer's process reaches what it was granted for as long
+    /// as it has that mapped. So memory that a peer may write is granted to no other one later. What takes long to undo
+    /// is returned: the caller drops it in a thread that serves no other peer.
     fn close(self, _code: u64) -> Option<Remains>
     where
         Self: Sized,

@@ -1,5 +1,6 @@
 //! Unauthenticated peers of a server, while two workers train with it.
 
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -128,7 +129,8 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         channel.poll().unwrap();
         channel.is_open().then_some(())
     });
-    unauthenticated_peers.push(UnauthenticatedPeer::goes_on(channel.into_stream(), &[0xFF; 4]));
+    let stream = channel.as_fd().try_clone_to_owned().unwrap().into();
+    unauthenticated_peers.push(UnauthenticatedPeer::goes_on(stream, &[0xFF; 4]));
     for unauthenticated_peer in unauthenticated_peers {
         unauthenticated_peer.must_be_shut_out();
     }

@@ -1,12 +1,20 @@
 //! Forked children, which inherit the mapped memory of owners and readers, and must leave it alone.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use slackline::checkpoint::CheckpointOptions;
+use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
+use slackline::internals::transport::tcp::{TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
+use slackline::internals::transport::{Capabilities, Listener, Offer, RegisterError};
 use slackline::scheme::{Bound, SchemeConfig};
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
-use slackline::{Address, ElementType, Error, Server, ServerOptions, Shm, Table, Version};
+use slackline::{
+    Address, ConnectError, ElementType, Error, Idle, Instant, Server, ServerOptions, ShardOptions, Shm,
+    Table, Tcp, Transport, Version,
+};
 
 use crate::only_worker::TIMEOUT;
 
@@ -137,5 +145,72 @@ fn a_server_in_a_child_says_that_it_belongs_to_its_parent() {
     in_a_child(|| {
         let polled = server.serve(1, TIMEOUT);
         vec![polled.is_err_and(|error| error.to_string().contains("forked"))]
+    });
+}
+
+/// TCP, or a listener of it, and how often an owner has slept there.
+struct Sleeping<T>(T, Arc<AtomicU64>);
+
+impl Transport for Sleeping<Tcp> {
+    type Endpoint = TcpEndpoint;
+    type Listener = Sleeping<TcpListener>;
+    type Connecting = TcpConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.0.register(memory, access)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.0.allocate(bytes, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<Sleeping<TcpListener>, ConnectError> {
+        Ok(Sleeping(self.0.listen(address)?, Arc::clone(&self.1)))
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<TcpConnecting, ConnectError> {
+        self.0.connect(address, offer)
+    }
+}
+
+impl Listener for Sleeping<TcpListener> {
+    type Endpoint = TcpEndpoint;
+    type Incoming = TcpIncoming;
+
+    fn address(&self) -> Address {
+        self.0.address()
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<TcpIncoming> {
+        self.0.poll(now)
+    }
+
+    fn be_notified(&mut self) -> Result<bool, ConnectError> {
+        self.0.be_notified()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        self.1.fetch_add(1, Relaxed);
+        self.0.wait(timeout);
+    }
+}
+
+/// A child that slept where its parent does would take its wake-ups.
+#[test]
+fn an_owner_in_a_child_does_not_sleep_where_its_parent_does() {
+    let (sleeps, table) = (Arc::new(AtomicU64::new(0)), Table::flat(16, ElementType::F32).unwrap());
+    let (tcp, address) = (Sleeping(Tcp::new(), Arc::clone(&sleeps)), "127.0.0.1:0".parse().unwrap());
+    let memory = ShardOptions { idle: Idle::Sleep, ..ShardOptions::default() };
+    let options = PublisherOptions { memory, ..PublisherOptions::default() };
+    let mut publisher = Publisher::new(tcp, &address, table, options).unwrap();
+    assert!(publisher.drive(|_| sleeps.load(Relaxed) > 0, TIMEOUT).unwrap(), "it sleeps in its own process");
+    let before = sleeps.load(Relaxed);
+    in_a_child(|| {
+        let polled = publisher.drive(|_| false, Duration::from_millis(50));
+        vec![matches!(polled, Ok(false)), sleeps.load(Relaxed) == before]
     });
 }

@@ -27,7 +27,7 @@ pub(super) const MODULES: &[Row] = &[
     row("mem", &[], false),
     row("kernel", &["mem", "table"], false),
     row("cuda", &["kernel", "mem", "table"], false),
-    row("channel", &["time"], false),
+    row("channel", &["mem", "time"], false),
     row("transport", &["cuda", "mem", "time"], false),
     row("transport::error", &["channel", "mem", "time"], false),
     row("transport::wireup", &["channel", "mem", "time"], false),

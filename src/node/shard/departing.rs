@@ -12,7 +12,7 @@ use crate::transport::{Endpoint, HANDSHAKE_TIMEOUT, Remains, Transport};
 /// Period at which the thread looks whether memory is still read that it is to give back.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What is left of a peer, which reaches nothing of it any more.
+/// What is left of a peer. When it reaches nothing of it any more is told by [`Endpoint::close`].
 struct PeerRemains {
     // Dropped in this order.
     connection: Option<Remains>,

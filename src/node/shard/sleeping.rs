@@ -13,14 +13,15 @@ impl<T: Transport> Shard<T> {
     }
 
     /// The end of a turn that got nowhere: sleeps for `at_most` where peers wake this thread. An owner does not sleep
-    /// while it has work under way whose end no peer announces (`is_busy`).
+    /// while it has work under way whose end no peer announces (`is_busy`), nor in a forked child, where it would take
+    /// the wake-ups of its parent.
     pub(in crate::node) fn sleep(&mut self, is_busy: bool, at_most: Duration) -> WaitTurn<()> {
         let is_pushing = |peer: &ShardPeer<T::Endpoint>| {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };
         let is_busy = is_busy || !self.joining.is_empty();
         let are_pushing = self.pushed_to > 0 && self.peers.iter().flatten().any(is_pushing);
-        if !self.is_notified || is_busy || are_pushing {
+        if !self.is_notified || is_busy || are_pushing || self.is_inherited() {
             return WaitTurn::Idle;
         }
         // Connections and heartbeats are looked at that often, whatever happens in between.

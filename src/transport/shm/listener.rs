@@ -196,10 +196,6 @@ impl Listener for ShmListener {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        if self.guard.is_inherited() {
-            // Nothing is to be heard here any more.
-            return std::thread::sleep(timeout);
-        }
         let Some(doorbell) = &self.doorbell else { return };
         let (socket, timeout) = self.arrivals(timeout);
         doorbell.wait(socket.as_slice(), timeout);

@@ -480,6 +480,7 @@ impl Initiator {
     fn take(&mut self, response: Response) -> Result<(), Broken> {
         match response {
             Response::Done { sequence } => {
+                self.is_sent(sequence)?;
                 self.is_plain_up_to(sequence)?;
                 self.done = sequence;
             }
@@ -541,20 +542,16 @@ impl Initiator {
         if posted.answer == answer { Ok(posted) } else { Err(Broken(PROTOCOL)) }
     }
 
-    /// A peer may answer only what was asked, once.
+    /// A peer may answer only what was asked, once: one that goes on answering would hold up the thread that takes its
+    /// answers.
     fn is_sent(&self, sequence: u64) -> Result<(), Broken> {
         let first_unsent = self.front + self.unsent as u64;
         if sequence > self.done && sequence < first_unsent { Ok(()) } else { Err(Broken(PROTOCOL)) }
     }
 
-    /// Checks that no request up to `sequence` is one that brings bytes, as one answer says that all of them are
-    /// done. The bytes of such a request never came.
+    /// Checks that no request up to `sequence`, which is sent or the last one that is done, is one that brings bytes,
+    /// as one answer says that all of them are done. The bytes of such a request never came.
     fn is_plain_up_to(&self, sequence: u64) -> Result<(), Broken> {
-        if sequence > self.done {
-            self.is_sent(sequence)?;
-        } else if sequence < self.done {
-            return Err(Broken(PROTOCOL));
-        }
         let from = (self.done + 1 - self.front) as usize;
         let mut passed = self.queue.range(from..(sequence + 1 - self.front) as usize);
         if passed.all(|posted| matches!(posted.answer, Answer::None | Answer::Internal)) {

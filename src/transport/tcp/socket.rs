@@ -3,14 +3,14 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use super::initiator::{Broken, ENDED, reason};
 use super::record::Records;
-use crate::channel::{self, Channel};
-use crate::mem::{ForkGuard, VolatileSlice};
+use crate::channel::{self, Channel, ChannelSocket};
+use crate::mem::VolatileSlice;
 
 /// Most pieces of memory that one call sends.
 pub(super) const MAX_PIECES: usize = 128;
@@ -24,15 +24,13 @@ pub(super) enum Moved {
     Nothing,
 }
 
-/// A connected socket. Dropping it ends the connection, even if a forked child holds a copy of the descriptor; dropping
-/// the child's copy does not.
+/// A connected socket, whose connection ends with it.
 pub(super) struct Socket {
-    stream: TcpStream,
+    stream: ChannelSocket,
     /// The records in which everything travels, if it is encrypted.
     records: Option<Box<Records>>,
     /// True for heartbeats, to which no thread waits for an answer.
     is_timed: bool,
-    guard: ForkGuard,
 }
 
 impl Socket {
@@ -46,7 +44,7 @@ impl Socket {
 
     fn of_channel(channel: Channel, is_timed: bool) -> Socket {
         let records = channel.data_keys().map(|keys| Box::new(Records::new(keys)));
-        Socket { stream: channel.into_stream(), records, is_timed, guard: ForkGuard::new() }
+        Socket { stream: channel.into_socket(), records, is_timed }
     }
 
     /// The same for bulk data, which may stand still for as long as its reader has other things to do: with
@@ -86,7 +84,7 @@ impl Socket {
     /// A socket whose bytes are sent and received as they are.
     #[cfg(test)]
     pub(super) fn bare(stream: TcpStream) -> Socket {
-        Socket { stream, records: None, is_timed: false, guard: ForkGuard::new() }
+        Socket { stream: ChannelSocket::new(stream), records: None, is_timed: false }
     }
 
     /// Sends the pieces, in order, as far as they fit. After pieces of which not all has left, the next ones begin with
@@ -143,22 +141,13 @@ impl Socket {
 
     /// Ends the connection now.
     pub(super) fn close(&self) {
-        if !self.guard.is_inherited() {
-            // Fails only if the other side was faster.
-            let _closed_already = self.stream.shutdown(Shutdown::Both);
-        }
+        self.stream.close();
     }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::hello::{ConnectionIds, Hello, Lane, Note, Terms};
 use super::wire::{Kind, RESPONSE_BYTES, Request, Response};
 use super::*;
-use crate::channel::Channel;
+use crate::channel::{Channel, ChannelSocket};
 use crate::mem::{LocalSlice, RemoteKey, RemoteSlice, Streaming};
 use crate::time::Instant;
 use crate::transport::wireup::{Grant, LIMIT, WIRE_VERSION};
@@ -284,7 +284,7 @@ fn without_a_secret_only_this_host_is_dialled() {
 
 /// A connector that has shaken hands, and speaks what the test makes it speak.
 struct Raw {
-    stream: TcpStream,
+    stream: ChannelSocket,
     theirs: Terms,
     server: TcpEndpoint,
 }
@@ -297,7 +297,7 @@ impl Raw {
         let server = incoming.accept(from_server).unwrap();
         let answer = wait_for("the answer", || channel.poll().unwrap());
         let Ok((Hello::Accept(theirs), _)) = Hello::decode(&answer) else { panic!("accepted") };
-        let stream = channel.into_stream();
+        let stream = channel.into_socket();
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Raw { stream, theirs, server }
@@ -543,7 +543,7 @@ fn a_peer_that_takes_no_answers_is_not_read_from_and_loses_none() {
 // ---------------------------------------------------------------------- answers that are none
 
 /// A listener that shakes hands, and answers what the test makes it answer.
-fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
+fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<ChannelSocket>) {
     raw_target_of_sleeper(answers, None)
 }
 
@@ -551,7 +551,7 @@ fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
 fn raw_target_of_sleeper(
     answers: &[Vec<u8>],
     doorbell: Option<&Arc<Doorbell>>,
-) -> (TcpEndpoint, Received, Vec<TcpStream>) {
+) -> (TcpEndpoint, Received, Vec<ChannelSocket>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
     let mut connecting = match doorbell {
@@ -577,13 +577,13 @@ fn raw_target_of_sleeper(
                 matches!(hello, Hello::Note(Note::Join(ticket, Lane::ForwardHeartbeat)) if ticket == [4; 16])
             );
             second.send(&Hello::Note(Note::Joined).encode(&[])).unwrap();
-            let mut stream = first.into_stream();
+            let mut stream = first.into_socket();
             stream.set_nonblocking(false).unwrap();
             // Answers follow the request, as it were.
             let mut header = [0; wire::REQUEST_BYTES];
             stream.read_exact(&mut header).unwrap();
             stream.write_all(&answers).unwrap();
-            vec![stream, second.into_stream()]
+            vec![stream, second.into_socket()]
         })
     };
     let (mut client, received) = wait_for("a connection", || match connecting.poll(NOW) {
@@ -616,6 +616,7 @@ fn answers_that_fit_no_request_end_the_connection_and_complete_nothing() {
     const FLUSHED: Result<(), CompletionError> = Err(CompletionError::Flushed);
     let one = |response: Response| vec![response.encode().to_vec()];
     let bad = [
+        one(Response::Done { sequence: 0 }),
         one(Response::Done { sequence: 4 }),
         one(Response::Done { sequence: u64::MAX }),
         // Done without its bytes.

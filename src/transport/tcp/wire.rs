@@ -15,9 +15,10 @@
 //! payload   write: as many bytes as the range is long
 //!
 //! response  0  u32 checksum
-//!  24 bytes 4  u8  kind       1 done, 2 data, 3 value, 4 refused, 5 short data, 6 closed
+//!  24 bytes 4  u8  kind       1 done, 2 data, 3 value, 4 refused, 5 short data, 6 closed,
+//!                             7 wake (the owner has something new for a peer that sleeps)
 //!           5  3 bytes zero
-//!           8  u64 sequence   this request and all before it are done (refused: all before it; closed: 0)
+//!           8  u64 sequence   this request and all before it are done (refused: all before it; closed, wake: 0)
 //!          16  u64 value      data: length of the payload that follows; value: what the word was;
 //!                             short data: its length, and above it 32 bits of the payload's checksum;
 //!                             closed: a code of the layer above that says why

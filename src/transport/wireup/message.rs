@@ -150,8 +150,11 @@ impl<B: Blob, N: Serialize + DeserializeOwned> Hello<B, N> {
         if theirs != WIRE_VERSION {
             return Err(WireError::Version { theirs });
         }
-        let (hello, message) = postcard::take_from_bytes::<Self>(body)
+        // No more is decoded than the longest body has: millions of grants would be allocated before they are counted.
+        let head = &body[..body.len().min(BODY_MAX)];
+        let (hello, rest) = postcard::take_from_bytes::<Self>(head)
             .map_err(|_| WireError::Rule("its message does not decode"))?;
+        let message = &body[head.len() - rest.len()..];
         if message.len() > MAX_MESSAGE_BYTES {
             return Err(WireError::Rule("its message is longer than 16 MiB"));
         }
@@ -268,6 +271,17 @@ mod tests {
         for hello in [Message::Note(5), Message::refuse("no".into())] {
             assert!(Message::decode(&hello.encode(b"more")).is_err());
         }
+    }
+
+    #[test]
+    fn no_more_is_decoded_than_the_longest_body_before_a_message_of_16_mib() {
+        let short = Grant { key: RemoteKey(0), offset: 0, bytes: 0, ..grant() };
+        let many = Message::Offer(Terms { grants: vec![short; BODY_MAX], ..terms() });
+        assert_eq!(error_of(&many), "its message does not decode");
+        let (offer, longest) = (Message::Offer(terms()), vec![7; MAX_MESSAGE_BYTES]);
+        assert_eq!(Message::decode(&offer.encode(&longest)), Ok((offer.clone(), longest)));
+        let longer = offer.encode(&vec![7; MAX_MESSAGE_BYTES + 1]);
+        assert_eq!(Message::decode(&longer), Err(WireError::Rule("its message is longer than 16 MiB")));
     }
 
     #[test]

@@ -95,20 +95,26 @@ impl<N: Newcomer> Newcomers<N> {
         self.cannot_accept = false;
     }
 
-    /// Keeps a newcomer, instead of another one if there are too many. Its first message is mostly there already, and
-    /// counts when one has to go.
+    /// Keeps a newcomer, instead of another one if there are too many. Its first message is mostly there already: one
+    /// that has sent nothing goes itself where all others have sent something.
     fn keep(&mut self, listener: &dyn Display, now: Instant, mut newcomer: N) {
         let said = match newcomer.hear() {
             Ok(said) => said,
             Err(reason) => return self.refuse(listener, &reason),
         };
+        let newcomer = Waiting { newcomer, since: now, said };
+        let sent = self.waiting.iter().map(Waiting::messages);
         if self.waiting.len() >= MAX_PENDING_HANDSHAKES
-            && let Some(index) = victim(self.waiting.iter().map(Waiting::messages))
+            && let Some(index) = victim(sent.clone())
         {
-            self.waiting.remove(index);
+            let is_behind_all = newcomer.messages() == 0 && sent.min() > Some(0);
             self.refuse(listener, &"there are too many unfinished handshakes");
+            if is_behind_all {
+                return;
+            }
+            self.waiting.remove(index);
         }
-        self.waiting.push(Waiting { newcomer, since: now, said });
+        self.waiting.push(newcomer);
     }
 
     /// Moves all handshakes on. Returns the next newcomer that has said its part, and what it said.
@@ -222,7 +228,9 @@ impl Refusals {
 /// flood in this order, and one that has proved that it knows the secret is behind all that cannot. A flood that sends
 /// first messages, too, is met by chance: an honest newcomer survives each drop with a probability of 63/64, however
 /// slow its handshake is. If the oldest were dropped, 64 connections within its handshake would always push it out; if
-/// the newest were, 64 silent connections would keep all others out.
+/// the newest were, 64 silent connections would keep all others out. A silent one alone is dropped as the newest: one
+/// that has sent its first message is behind all whose handshake is further, and they, if they stand still, would keep
+/// it out.
 pub(crate) fn victim(messages: impl Iterator<Item = u8> + Clone) -> Option<usize> {
     let least = messages.clone().min()?;
     let candidates = messages.clone().filter(|sent| *sent == least).count();
@@ -235,30 +243,35 @@ pub(crate) fn victim(messages: impl Iterator<Item = u8> + Clone) -> Option<usize
 mod tests {
     use super::*;
 
-    /// A newcomer that says one thing at most, once.
-    struct Terse(Option<&'static str>);
+    /// A newcomer that has sent so many messages, and says one thing at most, once.
+    struct Terse(u8, Option<&'static str>);
 
     impl Newcomer for Terse {
         type Said = &'static str;
 
         fn hear(&mut self) -> Result<Option<&'static str>, String> {
-            Ok(self.0.take())
+            Ok(self.1.take())
         }
 
         fn messages(&self) -> u8 {
-            0
+            self.0
         }
     }
 
     fn let_in(now: Instant, newcomer: Terse) -> Newcomers<Terse> {
-        let (mut newcomers, mut one) = (Newcomers::default(), Some(newcomer));
-        newcomers.admit(&"here", now, || one.take().map(Ok).ok_or(io::ErrorKind::WouldBlock.into()));
+        let mut newcomers = Newcomers::default();
+        admit(&mut newcomers, now, newcomer);
         newcomers
+    }
+
+    fn admit(newcomers: &mut Newcomers<Terse>, now: Instant, newcomer: Terse) {
+        let mut one = Some(newcomer);
+        newcomers.admit(&"here", now, || one.take().map(Ok).ok_or(io::ErrorKind::WouldBlock.into()));
     }
 
     #[test]
     fn what_a_newcomer_has_said_when_it_is_accepted_is_not_forgotten() {
-        let mut newcomers = let_in(Instant::ORIGIN, Terse(Some("all")));
+        let mut newcomers = let_in(Instant::ORIGIN, Terse(0, Some("all")));
         assert_eq!(newcomers.next(&"here", Instant::ORIGIN).map(|(_, said)| said), Some("all"));
         assert!(newcomers.next(&"here", Instant::ORIGIN).is_none());
     }
@@ -266,7 +279,7 @@ mod tests {
     #[test]
     fn a_newcomer_has_five_seconds_and_no_more() {
         let begin = Instant::from_nanos(77);
-        let mut newcomers = let_in(begin, Terse(None));
+        let mut newcomers = let_in(begin, Terse(0, None));
         let limit = crate::time::Duration::from_secs(5);
         let last = begin + (limit - crate::time::Duration::from_nanos(1));
         assert!(newcomers.next(&"here", last).is_none() && newcomers.refused() == 0 && newcomers.is_timed());
@@ -305,6 +318,23 @@ mod tests {
             assert!(matches!(victim([2, 1, 2, 1].into_iter()), Some(1 | 3)));
         }
         assert_eq!(victim([].into_iter()), None);
+    }
+
+    #[test]
+    fn a_silent_newcomer_pushes_out_none_that_has_sent_something() {
+        let with_room_for_none = |sent: u8| {
+            let mut newcomers = Newcomers::default();
+            (0..MAX_PENDING_HANDSHAKES)
+                .for_each(|_| admit(&mut newcomers, Instant::ORIGIN, Terse(sent, None)));
+            newcomers
+        };
+        for (waiting, new, is_kept) in [(1, 0, false), (1, 1, true), (2, 1, true), (0, 0, true)] {
+            let mut newcomers = with_room_for_none(waiting);
+            admit(&mut newcomers, Instant::from_nanos(1), Terse(new, None));
+            assert_eq!((newcomers.refused(), newcomers.iter().len()), (1, MAX_PENDING_HANDSHAKES));
+            let newest = newcomers.waiting.last().map(|newest| newest.since);
+            assert_eq!(newest == Some(Instant::from_nanos(1)), is_kept, "{new} behind {waiting}");
+        }
     }
 
     #[test]

@@ -52,25 +52,44 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
     honest_peers_are_served(&tcp, &mut listener);
 }
 
-#[test]
-fn a_connection_ends_with_its_owner_even_if_a_forked_child_holds_a_copy() {
-    let tcp = Tcp::new();
-    let (client, mut server, _) = pair(&tcp, &mut listen(&tcp), Offer::default());
+/// Runs `claim` while a forked child holds copies of all descriptors.
+fn while_a_child_holds_copies(claim: impl FnOnce()) {
     // SAFETY: the child only sleeps in the kernel, until it is killed below.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         // SAFETY: as above; `alarm`, `pause` and `_exit` are async-signal-safe.
         unsafe {
-            libc::alarm(60);
+            libc::alarm(120);
             libc::pause();
             libc::_exit(0);
         }
     }
-    drop(client);
-    wait_for("the server to notice", || server.check().err());
+    claim();
     // SAFETY: the pid is that of our child, not yet waited for.
     unsafe {
         libc::kill(pid, libc::SIGKILL);
         libc::waitpid(pid, std::ptr::null_mut(), 0);
     }
+}
+
+#[test]
+fn a_connection_ends_with_its_owner_even_if_a_forked_child_holds_a_copy() {
+    let tcp = Tcp::new();
+    let (client, mut server, _) = pair(&tcp, &mut listen(&tcp), Offer::default());
+    while_a_child_holds_copies(|| {
+        drop(client);
+        wait_for("the server to notice", || server.check().err());
+    });
+}
+
+#[test]
+fn a_newcomer_that_is_dropped_hears_so_even_if_a_forked_child_holds_a_copy() {
+    let tcp = Tcp::new();
+    let listener = listen(&tcp);
+    let mut newcomer = open_channel(&listener);
+    while_a_child_holds_copies(|| {
+        drop(listener);
+        let error = wait_for("the end", || newcomer.poll().err());
+        assert!(matches!(error, channel::ChannelError::Closed { .. }), "{error}");
+    });
 }
