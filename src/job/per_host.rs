@@ -166,8 +166,9 @@ impl<C: Conversation> JobMember<C> {
         let address = self.transports.listen_at(&[TransportKind::Shm])?;
         let memory = ShardOptions { peers: memory.peers.max(workers as u16), ..memory };
         let left = deadline.saturating_duration_since(Instant::now());
-        let server = Server::for_host(upstream, self.transports.open(), &address, workers, memory, left)?;
-        self.announce(flatten(server.address()), self.transports.serves_from());
+        // Its sums are in host memory, also where this process has a GPU.
+        let server = Server::for_host(upstream, Mixed::default(), &address, workers, memory, left)?;
+        self.announce(flatten(server.address()), None);
         HostThread::start(Arc::clone(self), server, workers as u64)
     }
 }

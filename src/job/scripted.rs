@@ -109,25 +109,30 @@ mod tests {
         served
     }
 
-    /// Descends on p^2 / 2, whose gradient is p: the scripted GPU "computes" it by copying the parameters.
-    fn work(rank: u32, point: &MeetingPoint, way: Way) {
-        let driver = way.driver();
+    /// Descends on p^2 / 2, whose gradient is p: the scripted GPU "computes" it by copying the parameters. Returns
+    /// whether all of that went without host memory.
+    fn descend(job: Job, driver: &Arc<Scripted>) -> bool {
         let (gpu, raw, stream) = driver.open_gpu();
         let [parameters, gradient] = [(); 2].map(|()| GpuMemory::allocate(&gpu, BYTES).unwrap());
         let _working = driver.work_in_a_thread();
-        let job = job(rank, point, way.transport()).with_gpu(&gpu);
-        way.prepare(&job);
+        let job = job.with_gpu(&gpu);
         let mut worker = job.worker(WorkerOptions::new(SchemeConfig::Bsp)).unwrap();
         while let Some(mut step) = worker.next_step().unwrap() {
             step.copy_parameters_to_gpu(0, &parameters.whole(), &stream).unwrap();
             driver.launch_copy(raw, gradient.pointer(), parameters.pointer(), BYTES);
             step.publish_from_gpu(&gradient.whole(), &stream, None).unwrap();
         }
+        gpu.host_bytes_copied() == 0
+    }
+
+    fn work(rank: u32, point: &MeetingPoint, way: Way) {
+        let job = job(rank, point, way.transport());
+        way.prepare(&job);
         #[cfg(feature = "verbs")]
         let is_direct = matches!(way, Way::Shm | Way::Rdma);
         #[cfg(not(feature = "verbs"))]
         let is_direct = way == Way::Shm;
-        assert_eq!(gpu.host_bytes_copied() == 0, is_direct);
+        assert_eq!(descend(job, &way.driver()), is_direct);
     }
 
     fn a_job_trains_on_its_gpus(way: Way) {
@@ -245,6 +250,25 @@ mod tests {
         let address = transports.listen_at(&[TransportKind::Tcp]).unwrap();
         let error = transports.open().listen(&address).map(drop).unwrap_err();
         assert!(matches!(error, ConnectError::Staged { operation: "listen", .. }), "{error}");
+    }
+
+    #[test]
+    fn workers_with_gpus_train_through_the_proxy_of_their_host() {
+        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let served = std::thread::scope(|scope| {
+            let serving = scope.spawn(move || {
+                let job = join(0, point, plan().per_host(true));
+                let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+                job.serve(table, &[1.0; ELEMENTS], ServerOptions::new(SchemeConfig::Bsp, 2, 0.5)).unwrap()
+            });
+            for rank in 1..WORLD {
+                let job = move || join(rank, point, plan().per_host(true));
+                scope.spawn(move || descend(job(), &Way::Shm.driver()));
+            }
+            serving.join().unwrap()
+        });
+        assert_eq!(served.parameters, [0.5f32.powi(CLOCKS as i32); ELEMENTS]);
+        assert_eq!(served.status.joined, 1, "the proxy");
     }
 
     #[cfg(feature = "verbs")]

@@ -147,15 +147,15 @@ impl Job {
 
     /// The cause of servers that are not connected again in time.
     fn not_back(&self, error: JobError) -> JobError {
+        // The last of several waits has what the earlier ones have left.
+        let waited = self.plan.timeout;
         match self.cause(error) {
-            JobError::Wait(WaitError::Deadline { waited, what }) => {
+            JobError::Wait(WaitError::Deadline { what, .. }) => {
                 JobError::NotBack { waited, last: format!("waited for {what}"), retry_after: None }
             }
-            JobError::Node(error) => JobError::NotBack {
-                waited: self.plan.timeout,
-                last: error.to_string(),
-                retry_after: error.retry_after(),
-            },
+            JobError::Node(error) => {
+                JobError::NotBack { waited, last: error.to_string(), retry_after: error.retry_after() }
+            }
             error => error,
         }
     }
@@ -192,25 +192,36 @@ impl JobWorker<'_> {
     /// The plan's timeout passed, a server is lost for good, or the job failed: [`JobError::Failed`] has the cause.
     pub fn next_step(&mut self) -> Result<Option<JobStep<'_>>, JobError> {
         while !self.work.begin().map_err(|error| self.failed(error))? {
-            let attended = self.work.attend().map_err(JobError::from);
-            if let Some(end) = attended.map_err(|error| self.failed(error))? {
-                return self.job.over(end).map(|_over| None);
+            if self.attend()? {
+                return Ok(None);
             }
         }
         Ok(Some(JobStep { step: self.work.step()?, job: self.job }))
     }
 
-    /// Waits until all gradients are applied, and then for the end of the job, as [`Job::finish`] does, however long
-    /// the others take. It is for plans without a number of clocks.
+    /// Waits until all gradients are applied, and then for the end of the job, however long the others take. It is for
+    /// plans without a number of clocks.
+    ///
+    /// Where the plan says [`reconnect`](super::JobPlan::reconnect), it connects again to a server that is lost
+    /// meanwhile, and waits on.
     ///
     /// # Errors
-    /// As for [`Job::finish`], or the gradients are not applied within the plan's timeout.
+    /// The gradients are not applied within the plan's timeout, a server is lost for good, or the job failed:
+    /// [`JobError::Failed`] has the cause.
     pub fn finish(mut self) -> Result<(), JobError> {
-        self.work.recover().map_err(|error| self.failed(error))?;
-        let worker = &mut self.work.worker;
-        worker.flush(self.job.plan.timeout).map_err(|error| self.job.give_up(error))?;
-        while !self.job.finish(worker, self.job.plan.timeout).inspect_err(|error| self.job.fail(error))? {}
-        Ok(())
+        loop {
+            self.work.flush().map_err(|error| self.failed(error))?;
+            if self.attend()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Says that this worker has finished, and waits for the end of the job: false if a server was lost meanwhile that
+    /// may come back.
+    fn attend(&mut self) -> Result<bool, JobError> {
+        let attended = self.work.attend().map_err(JobError::from);
+        attended.map_err(|error| self.failed(error))?.map_or(Ok(false), |end| self.job.over(end))
     }
 
     /// Has this worker use memory of the caller's from now on: see [`Worker::use_memory`].
@@ -319,7 +330,7 @@ mod tests {
     use super::*;
     use crate::job::env::Placement;
     use crate::job::member::JobMember;
-    use crate::job::messages::FromMember;
+    use crate::job::messages::{FromCoordinator, FromMember, encode};
     use crate::job::rendezvous::{Host, Hub, HubEvent, HubOptions, Introduction, MemberRole};
     use crate::job::{ErrorReport, JobPlan};
     use crate::node::{GroupOptions, Server, ServerOptions};
@@ -331,15 +342,22 @@ mod tests {
     /// The time that a worker of these tests has for what never comes.
     const SHORT: Duration = Duration::from_millis(500);
 
-    /// Serves the parameters of a job whose second worker never comes: no gradient is applied.
-    fn serve(point: &str, is_over: &AtomicBool) {
+    /// Serves the parameters of a job of so many workers.
+    fn serve(point: &str, workers: usize, is_over: impl Fn(&Server<Mixed>) -> bool) {
         let introduction = Introduction::new(MemberRole::Server, Host::own());
         let member = JobMember::join(point, introduction, None, EndOnly::default(), PATIENCE).unwrap();
         let (address, table) = (Address::random(), Table::flat(1, ElementType::F32).unwrap());
-        let options = ServerOptions::new(SchemeConfig::Asp, 2, 0.5);
+        let options = ServerOptions::new(SchemeConfig::Asp, workers, 0.5);
         let mut server = Server::new(Mixed::default(), &address, table, &[4.0], options).unwrap();
         member.announce(vec![address], None);
-        server.drive(|_| is_over.load(Ordering::Relaxed), PATIENCE).unwrap();
+        server.drive(is_over, PATIENCE).unwrap();
+    }
+
+    /// Joins as the one worker beside the one server, or as the second of two.
+    fn join(point: &str, plan: JobPlan) -> Job {
+        let meeting_point = Some(point.parse().unwrap());
+        let placement = Placement { rank: 1, world: 2, meeting_point, ..Placement::default() };
+        Job::join(plan, &placement, None).unwrap()
     }
 
     /// What rank 0 hears of a worker that gives up in `part`, and the error there.
@@ -349,13 +367,10 @@ mod tests {
         let mut told = Vec::new();
         let error = std::thread::scope(|scope| {
             if plan.servers > 0 {
-                scope.spawn(|| serve(&point, &is_over));
+                // Its second worker never comes: no gradient is applied.
+                scope.spawn(|| serve(&point, 2, |_| is_over.load(Ordering::Relaxed)));
             }
-            let working = scope.spawn(|| {
-                let meeting_point = Some(point.parse().unwrap());
-                let placement = Placement { rank: 1, world: 2, meeting_point, ..Placement::default() };
-                part(Job::join(plan, &placement, None).unwrap())
-            });
+            let working = scope.spawn(|| part(join(&point, plan)));
             let (deadline, mut has_left) = (Instant::now() + PATIENCE, false);
             while !has_left {
                 assert!(Instant::now() < deadline, "the worker does not leave: {told:?}");
@@ -424,5 +439,57 @@ mod tests {
         };
         let (told, error) = heard(JobPlan::servers(0).timeout(PATIENCE), meet);
         assert_eq!(told, [error]);
+    }
+
+    #[test]
+    fn a_worker_that_has_finished_connects_again_to_a_server_that_comes_back() {
+        let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
+        let point = hub.address().to_string();
+        let [has_finished, is_back, is_over] = [(); 3].map(|()| AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                serve(&point, 1, |_| has_finished.load(Ordering::Relaxed));
+                serve(&point, 1, |server| {
+                    is_back.fetch_or(server.status().joined == 1, Ordering::Relaxed);
+                    is_over.load(Ordering::Relaxed)
+                });
+            });
+            let working = scope.spawn(|| {
+                let job = join(&point, JobPlan::servers(1).reconnect(true).timeout(PATIENCE));
+                let mut worker = job.worker(WorkerOptions::new(SchemeConfig::Asp)).unwrap();
+                let step = worker.next_step().unwrap().expect("a plan without end");
+                step.publish(None).unwrap();
+                worker.finish()
+            });
+            let deadline = Instant::now() + PATIENCE;
+            while !working.is_finished() {
+                assert!(Instant::now() < deadline, "the worker does not end");
+                while let Some(event) = hub.poll() {
+                    let HubEvent::Said(_, message) = event else { continue };
+                    let is_end = postcard::from_bytes(&message) == Ok(FromMember::Finished);
+                    has_finished.fetch_or(is_end, Ordering::Relaxed);
+                }
+                if is_back.swap(false, Ordering::Relaxed) {
+                    let members: Vec<_> = hub.members().map(|member| member.id).collect();
+                    members.into_iter().for_each(|member| hub.say(member, &encode(&FromCoordinator::Over)));
+                }
+                hub.wait(Duration::from_millis(1));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            working.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn servers_that_are_not_back_were_waited_for_as_long_as_the_plan_says() {
+        let not_back = |job: Job| {
+            let rest = Duration::from_millis(1);
+            let error = WaitError::Deadline { waited: rest, what: "all servers to be up".into() };
+            match job.not_back(error.into()) {
+                JobError::NotBack { waited, .. } if waited == PATIENCE => JobError::NoServer,
+                error => panic!("{error}"),
+            }
+        };
+        heard(JobPlan::servers(0).timeout(PATIENCE), not_back);
     }
 }

@@ -197,19 +197,35 @@ impl<C: Conversation> WorkerLoop<C> {
     /// Connects again if a server was lost, and then waits as the scheme says for parameters and begins the next clock
     /// on them: [`step`](Self::step) lends it. False once all clocks of the plan are done and all gradients applied.
     pub(super) fn begin(&mut self) -> Result<bool, JobError> {
+        self.while_connected(|worker, plan| {
+            // The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where
+            // the servers are.
+            let is_done = plan.clocks.is_some_and(|clocks| worker.clock().get() >= clocks);
+            match is_done {
+                true => worker.flush(plan.timeout)?,
+                false => drop(worker.step(plan.timeout)?.suspend()),
+            }
+            Ok(!is_done)
+        })
+    }
+
+    /// Connects again if a server was lost, and then waits until all gradients are applied.
+    pub(super) fn flush(&mut self) -> Result<(), JobError> {
+        self.while_connected(|worker, plan| worker.flush(plan.timeout))
+    }
+
+    /// Connects again if a server was lost, and then does `part`; both again where that loses a server that may come
+    /// back.
+    fn while_connected<R>(
+        &mut self,
+        part: impl Fn(&mut Worker<Mixed>, &JobPlan) -> Result<R, Error>,
+    ) -> Result<R, JobError> {
         loop {
             self.recover()?;
             self.loss.reach(self.worker.clock());
-            let timeout = self.plan.timeout;
-            // The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where
-            // the servers are.
-            let is_done = self.plan.clocks.is_some_and(|clocks| self.worker.clock().get() >= clocks);
-            let begun = match is_done {
-                true => self.worker.flush(timeout),
-                false => self.worker.step(timeout).map(Step::suspend).map(|_view| ()),
-            };
-            if self.loss.keep(begun)?.is_some() {
-                return Ok(!is_done);
+            let done = part(&mut self.worker, &self.plan);
+            if let Some(done) = self.loss.keep(done)? {
+                return Ok(done);
             }
         }
     }
@@ -234,7 +250,7 @@ impl<C: Conversation> WorkerLoop<C> {
     }
 
     /// Connects again if a server was lost.
-    pub(super) fn recover(&mut self) -> Result<(), JobError> {
+    fn recover(&mut self) -> Result<(), JobError> {
         if let Some(error) = &self.loss.error {
             tracing::warn!(%error, "connecting again");
             self.member.reconnect(&self.plan, &mut self.worker)?;

@@ -87,6 +87,14 @@ impl Taken {
         }
     }
 
+    /// Gradients of clocks before this one are in the parameters, or were dropped, whatever their worker.
+    pub(super) fn pass(&mut self, clock: Clock) {
+        self.others = self.others.max(clock);
+        for entry in self.workers.values_mut() {
+            (entry.taken, entry.applied) = (entry.taken.max(clock), entry.applied.max(clock));
+        }
+    }
+
     /// Records the end of that fold: the gradient is applied.
     pub(super) fn apply(&mut self, identity: u64, clock: Clock) {
         if let Some(entry) = self.workers.get_mut(&identity) {
@@ -149,6 +157,20 @@ mod tests {
         assert_eq!(taken.begin(3), Clock::new(8));
         taken.join(4, Clock::new(8));
         assert_eq!(taken.workers.len(), 1);
+    }
+
+    #[test]
+    fn an_owner_that_is_put_back_takes_no_clock_again_that_it_has_passed() {
+        let mut taken = Taken::new(&Applied::default());
+        for (identity, clock) in [(1, 3), (2, 8)] {
+            pass_through(&mut taken, identity, clock);
+        }
+        taken.pass(Clock::new(6));
+        // Its smallest clock is an earlier one from now on, also in its checkpoint.
+        let again = Taken::new(&taken.applied(Clock::new(2)));
+        for taken in [taken, again] {
+            assert_eq!([1, 2, 3].map(|identity| taken.begin(identity).get()), [6, 9, 6]);
+        }
     }
 
     #[test]

@@ -63,6 +63,7 @@ impl<C: Caller> Coordinator<C> {
         let server = &mut self.servers[shard];
         server.disk.closed = false;
         server.disk.began = origin.as_ref().map(|origin| origin.version);
+        let begins_again = server.disk.first.is_some();
         server.disk.first.get_or_insert(server.disk.began);
         match origin {
             Some(Origin { version, clock, instead_of }) => {
@@ -73,7 +74,7 @@ impl<C: Caller> Coordinator<C> {
                     "shard {shard} goes on from its checkpoint at version {version} (clock {clock})"
                 ));
             }
-            None if server.restarts > 0 => self.caller.warn(&format!(
+            None if begins_again => self.caller.warn(&format!(
                 "shard {shard} begins again from the initial values: no checkpoint of it was written"
             )),
             None => {}
@@ -218,5 +219,16 @@ mod tests {
         let outcome = job.outcome();
         assert_eq!((outcome.lost_updates, outcome.checkpoints_failed), (u64::MAX, u64::MAX));
         assert_eq!(job.caller.warned.len(), 1, "{:?}", job.caller.warned);
+    }
+
+    #[test]
+    fn a_server_that_begins_again_without_a_checkpoint_is_told_of() {
+        let mut job = Coordinator::open(coordination(4, 1), Watches::default()).unwrap();
+        job.hear_origin(0, None);
+        assert_eq!(job.caller.warned, [""; 0], "its first begin");
+        // In its own process, as a server does whose decider was started again.
+        job.hear_origin(0, None);
+        assert_eq!(job.caller.warned.len(), 1);
+        assert!(job.caller.warned[0].starts_with("shard 0 begins again from the initial values"));
     }
 }

@@ -76,7 +76,8 @@ impl CoordinatedMember {
                         if let Some(checkpoint) = &mut order.checkpoint {
                             checkpoint.resume = Resume::IfThere;
                         }
-                        server = self.start_server(&order, &values)?;
+                        // It counts from nothing.
+                        (server, failed) = (self.start_server(&order, &values)?, 0);
                         break;
                     }
                     Err(error) => return Err(error),
@@ -193,5 +194,101 @@ impl CoordinatedMember {
         }
         self.member.announce(flatten(server.address()), self.member.transports.serves_from());
         Ok(server)
+    }
+}
+
+#[cfg(all(test, feature = "checkpoint", feature = "tcp"))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::fixture::{TIMEOUT, coordination};
+    use super::super::orders::{Body, Order, json, read, values};
+    use super::super::{CheckpointOrder, MemberOptions};
+    use super::*;
+    use crate::job::JobPlan;
+    use crate::job::rendezvous::{Hub, HubEvent, HubOptions, MemberRole};
+    use crate::scheme::SchemeConfig;
+
+    /// Elements of both shards.
+    const ELEMENTS: usize = 32;
+
+    /// Flags of one server.
+    #[derive(Default)]
+    struct Flags {
+        checkpoint: Arc<AtomicBool>,
+        has_followed: AtomicBool,
+        stop: AtomicBool,
+    }
+
+    fn serve(address: &str, shard: u32, flags: &Flags) {
+        let (role, role_rank, checkpoint) = (MemberRole::Server, Some(shard), Arc::clone(&flags.checkpoint));
+        let options =
+            MemberOptions { role, role_rank, rank: None, secret: None, checkpoint, timeout: TIMEOUT };
+        let member = CoordinatedMember::join(address, options).unwrap();
+        let order = member.server_order().unwrap();
+        let observe = |server: &Server<Mixed>| {
+            flags.has_followed.fetch_or(server.is_following(), Ordering::Relaxed);
+        };
+        member.serve(order, observe, || flags.stop.load(Ordering::Relaxed)).unwrap();
+    }
+
+    #[test]
+    fn failures_are_told_of_each_incarnation_of_a_server_that_begins_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = &parent.path().join("checkpoints");
+        std::fs::create_dir(folder).unwrap();
+        let order = |shard: u32| {
+            let checkpoint = CheckpointOrder::new(folder.into(), 1000, Resume::Never);
+            let mut order = coordination(ELEMENTS, 1).server.unwrap();
+            order.plan = JobPlan::servers(2).reconnect(true).timeout(TIMEOUT);
+            order.scheme = "dbw".parse::<SchemeConfig>().unwrap();
+            order.shard = shard as u16;
+            order.checkpoint = (shard == 1).then_some(checkpoint);
+            Order::Serve(Box::new(order))
+        };
+        let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
+        let address = &hub.address().to_string();
+        let [decider, again, follower] = &[(); 3].map(|()| Flags::default());
+        let deadline = Instant::now() + TIMEOUT;
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve(address, 0, decider));
+            scope.spawn(|| serve(address, 1, follower));
+            let (mut begun, mut told, mut restarted) = (0, Vec::new(), false);
+            while !told.contains(&2) {
+                let heard = hub.poll();
+                match &heard {
+                    Some(HubEvent::Joined(member)) => {
+                        hub.say(member.id, &json(&order(member.role_rank)));
+                        hub.say(member.id, &values(&[1.0; ELEMENTS / 2]));
+                    }
+                    Some(HubEvent::Said(_, message)) => match read::<Message>(message) {
+                        // The follower alone keeps checkpoints. Its folder is there while it begins.
+                        Ok(Body::Json(Message::Began(_))) => {
+                            begun += 1;
+                            std::fs::remove_dir_all(folder).unwrap();
+                            follower.checkpoint.store(true, Ordering::Relaxed);
+                        }
+                        Ok(Body::Json(Message::CheckpointFailed { .. })) => told.push(begun),
+                        _ => {}
+                    },
+                    Some(HubEvent::Left { .. }) => _ = scope.spawn(|| serve(address, 0, again)),
+                    Some(HubEvent::Announced(_)) => {}
+                    None => hub.wait(Duration::from_millis(1)),
+                }
+                if !told.is_empty() && follower.has_followed.load(Ordering::Relaxed) && !restarted {
+                    std::fs::create_dir(folder).unwrap();
+                    decider.stop.store(true, Ordering::Relaxed);
+                    restarted = true;
+                }
+                if Instant::now() > deadline {
+                    [decider, again, follower]
+                        .iter()
+                        .for_each(|flags| flags.stop.store(true, Ordering::Relaxed));
+                    panic!("failures were told of incarnations {told:?} of {begun}");
+                }
+            }
+            [again, follower].iter().for_each(|flags| flags.stop.store(true, Ordering::Relaxed));
+        });
     }
 }

@@ -139,6 +139,8 @@ impl<T: Transport> Server<T> {
         match following.position {
             None => {
                 let own = self.shard.frames.latest().version;
+                // Where this shard was ahead, workers begin where it was, so that it takes no clock a second time.
+                self.shard.taken.pass(following.clock);
                 following.clock = welcome.clock;
                 self.announced_clock = welcome.clock;
                 self.shard.begin_at(from.version, welcome.clock);
@@ -149,6 +151,10 @@ impl<T: Transport> Server<T> {
                     let lost = own.behind(from.version);
                     tracing::warn!(shard, updates = lost, "this shard lacks updates that the decider has");
                     self.shard.lost_updates = self.shard.lost_updates.max(Some(lost));
+                }
+                if own > from.version {
+                    let ahead = from.version.behind(own);
+                    tracing::warn!(shard, updates = ahead, "this shard keeps updates that the decider lacks");
                 }
             }
             Some(_) if from.goes_on => {}

@@ -38,6 +38,13 @@ mod tests {
         Server::begin(Shm::new(), &Address::random(), table, start, options).unwrap()
     }
 
+    /// The worker of this rank, once it has joined both shards.
+    fn connect(addresses: &[Address], identity: Option<u32>) -> Worker<Shm> {
+        let scheme: SchemeConfig = "dbw".parse().unwrap();
+        let options = WorkerOptions { identity, ..WorkerOptions::new(scheme) };
+        Worker::connect(Shm::new(), addresses, options, PATIENCE).unwrap()
+    }
+
     fn publish(worker: &mut Worker<Shm>) {
         let mut step = worker.step(PATIENCE).unwrap();
         step.gradient().unwrap().fill(1.0);
@@ -63,8 +70,7 @@ mod tests {
                 assert!(follower.drive(|server| server.status().left == 1, PATIENCE).unwrap());
             });
             let working = scope.spawn(move || {
-                let options = WorkerOptions::new("dbw".parse::<SchemeConfig>().unwrap());
-                let mut worker = Worker::connect(Shm::new(), &addresses, options, PATIENCE).unwrap();
+                let mut worker = connect(&addresses, None);
                 (0..EVERY).for_each(|_| publish(&mut worker));
                 worker.flush(PATIENCE).unwrap();
             });
@@ -75,5 +81,34 @@ mod tests {
         });
         drop(follower);
         assert_eq!(on_disk(&path), Some(20 + EVERY));
+    }
+
+    /// Each server has a checkpoint of its own, and the follower's may be the later one.
+    #[test]
+    fn a_follower_that_is_ahead_of_its_decider_takes_no_clock_again() {
+        let (mut decider, mut follower) = (resumed(0, 20, None), resumed(1, 120, None));
+        let addresses = [decider.address(), follower.address()];
+        let first = addresses[0].clone();
+        std::thread::scope(|scope| {
+            let following = scope.spawn(|| {
+                follower.follow(&first, PATIENCE).unwrap();
+                assert!(follower.drive(|server| server.status().left == 2, PATIENCE).unwrap());
+            });
+            let working = scope.spawn(move || {
+                // By their ranks, or with random numbers for names.
+                [Some(3), None].map(|identity| {
+                    let mut worker = connect(&addresses, identity);
+                    let begun = worker.clock();
+                    publish(&mut worker);
+                    worker.flush(PATIENCE).unwrap();
+                    begun
+                })
+            });
+            let is_over = |_: &Server<Shm>| following.is_finished() && working.is_finished();
+            assert!(decider.drive(is_over, PATIENCE).unwrap());
+            following.join().unwrap();
+            let begun = working.join().unwrap();
+            assert!(begun.iter().all(|clock| *clock >= Clock::new(120)), "{begun:?}");
+        });
     }
 }
