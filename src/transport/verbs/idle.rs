@@ -155,7 +155,7 @@ fn receives_that_the_device_refuses_are_posted_later_and_told_then() {
     let peer = Responder::new(&verbs.shared, &[0], 1, granted, Some(&waker)).unwrap().unwrap();
     (0..512).for_each(|_| scripted::notice(scripted::pairs()[before]));
     wait(std::slice::from_ref(&waker), &[], Duration::ZERO);
-    let mut renew = |receives| {
+    let renew = |receives| {
         scripted::take_posted();
         scripted::receive_only(receives);
         let told = peer.renew_receives();
