@@ -287,12 +287,14 @@ mod with_cuda {
                 known => known,
             };
             for pages in slice.pages()? {
-                let mut _registers = None;
-                let found = known(&pages).or_else(|| {
-                    _registers = Some(self.registering.lock().unwrap_or_else(PoisonError::into_inner));
-                    // Another thread may just have registered them.
-                    known(&pages)
-                });
+                let (found, _alone) = match known(&pages) {
+                    None => {
+                        let alone = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
+                        // Another thread may just have registered them.
+                        (known(&pages), Some(alone))
+                    }
+                    found => (found, None),
+                };
                 match found {
                     Some(Ok(registration)) => return Ok(registration),
                     Some(Err(_)) => continue,

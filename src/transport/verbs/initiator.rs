@@ -49,8 +49,9 @@ pub(super) struct Initiator {
     has_failed: bool,
     /// How the queue pair is over, as the device has told, and when that was.
     told: Option<(QueuePairError, Instant)>,
-    /// Entries since the last that the device reports, and most of them.
+    /// Entries since the last that the device reports.
     unreported: usize,
+    /// The device reports the last of so many.
     report_every: usize,
     /// The memory that holds inline data until the device has taken it: a cell for each entry.
     cells: MemoryRegion,

@@ -483,7 +483,7 @@ fn a_pair_of_which_nothing_but_its_event_comes_is_over_in_a_while() {
 #[test]
 fn requests_to_a_peer_that_lets_nothing_be_written_make_room() {
     let device = Unordered::new(0, true);
-    let verbs = device.verbs_over(1, 4, None);
+    let verbs = device.verbs_over(1, 8, None);
     let region = verbs.allocate(64, Access::REMOTE_READ | Access::REMOTE_ATOMIC).unwrap();
     let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };
     let ([mut poster, _target], [granted, _]) = connect(&verbs, offer);
@@ -494,7 +494,7 @@ fn requests_to_a_peer_that_lets_nothing_be_written_make_room() {
     };
     for _ in 0..8 {
         poster.post(&[read()]).unwrap();
-        let batch = [(); 4].map(|()| read());
+        let batch = [(); 8].map(|()| read());
         while let Err(error) = poster.post(&batch) {
             assert!(matches!(error, PostError::QueueFull { .. }), "{error}");
             assert!(device.step(), "nothing makes room");
