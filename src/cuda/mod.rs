@@ -78,6 +78,8 @@ pub(crate) const ILLEGAL_ADDRESS: sys::Code = sys::Code::ILLEGAL_ADDRESS;
 #[cfg(test)]
 pub(crate) const NOT_PERMITTED: sys::Code = sys::Code::NOT_PERMITTED;
 #[cfg(test)]
+pub(crate) const OUT_OF_MEMORY: sys::Code = sys::Code::OUT_OF_MEMORY;
+#[cfg(test)]
 pub(crate) const UNKNOWN: sys::Code = sys::Code::UNKNOWN;
 
 /// The caller's memory, for tests of modules that forbid `unsafe`; the scripted driver never frees it.

@@ -135,6 +135,9 @@ pub(super) struct CallersStream {
 /// The counter is a word of host memory that the stream itself writes behind each copy, so that to ask for it takes a
 /// load. Where a device cannot, an event is recorded behind each copy.
 pub(super) struct GpuQueue {
+    /// The number of the last piece of work that was put there. Who puts work there holds it, also while the driver has
+    /// no room for more, and whoever looks for the end of work does not.
+    issued: Mutex<u64>,
     state: Mutex<QueueState>,
     questions: AtomicU32,
     unanswered: Mutex<Unanswered>,
@@ -153,7 +156,6 @@ pub(super) struct GpuQueue {
 
 #[derive(Default)]
 struct QueueState {
-    issued: u64,
     /// What copies use that are not known to be done, by their numbers.
     kept: VecDeque<(u64, GpuWork)>,
     /// Events behind copies, by their numbers, and such as are free.
@@ -184,10 +186,12 @@ impl GpuQueue {
         let making = |code| primary.error("making a stream", code);
         // What is made is in the queue at once, whose end gives it back also after an error.
         let stream = primary.call("making a stream", |driver| driver.create_stream())?;
-        let (state, questions, letting_go) = (Mutex::default(), AtomicU32::new(0), AtomicU32::new(0));
+        let (issued, state) = (Mutex::default(), Mutex::default());
+        let (questions, letting_go) = (AtomicU32::new(0), AtomicU32::new(0));
         let (done, unanswered, primary) = (AtomicU64::new(0), Mutex::default(), primary.clone());
         let (before, after, counter) = (EventHandle(0), EventHandle(0), Counter::Events);
         let mut queue = GpuQueue {
+            issued,
             state,
             questions,
             unanswered,
@@ -222,6 +226,10 @@ impl GpuQueue {
         self.stream
     }
 
+    fn issued(&self) -> MutexGuard<'_, u64> {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -236,7 +244,7 @@ impl GpuQueue {
     ) -> (Option<u64>, Result<(), GpuError>) {
         self.let_go();
         let primary = &self.primary;
-        let mut state = self.state();
+        let mut last = self.issued();
         let mut under_way = None;
         let issued = primary.within(|driver| {
             let failed = |code| primary.error("putting work on a stream", code);
@@ -246,11 +254,11 @@ impl GpuQueue {
             let begun = work.issue(driver, self.stream);
             // From here on the work cannot be called off: a call that fails late has begun it all the same. If its
             // number is not written behind it, that of the next one is, or the stream has nothing to do any more.
-            state.issued += 1;
-            let number = state.issued;
+            *last += 1;
+            let number = *last;
             under_way = Some(number);
-            state.kept.push_back((number, work));
-            let written = self.write(driver, &mut state, number);
+            self.state().kept.push_back((number, work));
+            let written = self.write(driver, number);
             // The caller's stream has to wait for the work also if its end will not be told.
             let ordered = match stream {
                 Some(CallersStream { handle, waits: true }) => self.order_before(driver, handle),
@@ -282,13 +290,13 @@ impl GpuQueue {
 
     /// Has later work of the queue wait for what a stream of the caller's has now.
     pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> Result<(), GpuError> {
-        let _one_at_a_time = self.state();
+        let _one_at_a_time = self.issued();
         self.primary.within(|driver| self.hold_behind(driver, stream))
     }
 
     /// Has later work of a stream of the caller's wait for what the queue has now.
     pub(super) fn hold_stream(&self, stream: StreamHandle) -> Result<(), GpuError> {
-        let _one_at_a_time = self.state();
+        let _one_at_a_time = self.issued();
         let failed = |code| self.primary.error("waiting for a copy", code);
         self.primary.within(|driver| {
             if driver.is_capturing(stream).map_err(failed)? {
@@ -304,21 +312,20 @@ impl GpuQueue {
     }
 
     /// Has the stream tell when it has come so far.
-    fn write(&self, driver: &dyn Driver, state: &mut QueueState, number: u64) -> Result<(), Code> {
+    fn write(&self, driver: &dyn Driver, number: u64) -> Result<(), Code> {
         match &self.counter {
             // SAFETY: a word of the queue's own page, which stays registered for as long as the queue has work.
             Counter::Word { pointer, .. } => unsafe { driver.write_word(self.stream, *pointer, number) },
             Counter::Events => {
-                let event = state.free_events.pop().map_or_else(|| driver.create_event(), Ok)?;
+                let free = self.state().free_events.pop();
+                let event = free.map_or_else(|| driver.create_event(), Ok)?;
                 // An event that was not recorded tells of earlier work, or of none.
-                match driver.record(event, self.stream) {
-                    Ok(()) => state.events.push_back((number, event)),
-                    Err(code) => {
-                        state.free_events.push(event);
-                        return Err(code);
-                    }
+                let recorded = driver.record(event, self.stream);
+                match recorded {
+                    Ok(()) => self.state().events.push_back((number, event)),
+                    Err(_) => self.state().free_events.push(event),
                 }
-                Ok(())
+                recorded
             }
         }
     }
@@ -433,9 +440,16 @@ impl Drop for GpuQueue {
         let mut state = mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
         // A forked child has neither the stream nor its copies; after a fault there are none any more.
         if !matches!(is_idle, Ok(true) | Err(GpuError::Forked | GpuError::Faulted { .. })) {
-            // To wait could take for ever, and what copies use must not be freed under them.
-            let copies = state.kept.len();
-            tracing::warn!(copies, "a GPU is let go while it copies: the memory of its copies is not freed");
+            // To wait could take for ever, and what copies use must not be freed under them. At the end of a process
+            // the driver may be gone already.
+            let code = if let Err(GpuError::Driver { code, .. }) = is_idle { Some(Code(code)) } else { None };
+            if code != Some(Code::DEINITIALIZED) {
+                let copies = state.kept.len();
+                tracing::warn!(
+                    copies,
+                    "a GPU is let go while it copies: the memory of its copies is not freed"
+                );
+            }
             mem::forget(mem::take(&mut state.kept));
             // The page of the counter, too, stays registered, and is not unmapped.
             if let Counter::Word { memory, .. } = mem::replace(&mut self.counter, Counter::Events) {

@@ -112,6 +112,9 @@ struct ScriptedState {
     device: ScriptedMemory,
     /// Copies between host memory and the device that were begun.
     host_copies: usize,
+    /// Whether it has no room for copies to host memory, and the calls that wait for some.
+    is_full: bool,
+    waiting: usize,
     /// The text of kernels that are loaded, and the names of those that were looked up.
     modules: HashMap<usize, String>,
     functions: HashMap<usize, String>,
@@ -151,6 +154,8 @@ impl Scripted {
                 registered: ScriptedHost::new(),
                 device: ScriptedMemory::new(),
                 host_copies: 0,
+                is_full: false,
+                waiting: 0,
                 modules: HashMap::new(),
                 functions: HashMap::new(),
                 launches: 0,
@@ -544,6 +549,7 @@ impl Driver for Scripted {
         stream: StreamHandle,
     ) -> Result<(), Code> {
         let host = to.expose_provenance();
+        self.wait_for_room();
         self.within(|state| {
             state.host_copies += 1;
             state.put(stream, StreamWork::ToHost { host, device: from, bytes, done: 0 })

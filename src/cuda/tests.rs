@@ -480,6 +480,33 @@ fn a_number_that_cannot_be_written_ends_no_copy_early() {
 }
 
 #[test]
+fn a_copy_that_waits_for_room_holds_up_no_look_at_an_older_one() {
+    for driver in [Scripted::new(), Scripted::new().without_stream_words()] {
+        let Scene { driver, stream, memory, .. } = scene(driver).unwrap();
+        let copy = || {
+            let (mut copies, into) = (Tickets::default(), region(4096).slice(0, BYTES).unwrap());
+            stream.copy_to_host(&memory.whole(), &into, &mut copies).unwrap();
+            copies
+        };
+        let mut older = copy();
+        driver.finish();
+        driver.set_full(true);
+        std::thread::scope(|scope| {
+            let newer = scope.spawn(copy);
+            while driver.waiting() == 0 {
+                std::thread::yield_now();
+            }
+            let (tell, told) = std::sync::mpsc::channel();
+            scope.spawn(move || tell.send(older.are_done().unwrap()));
+            let is_done = told.recv_timeout(Duration::from_secs(20));
+            driver.set_full(false);
+            finish(&driver, &mut newer.join().unwrap());
+            assert_eq!(is_done, Ok(true));
+        });
+    }
+}
+
+#[test]
 fn memory_locked_in_part_is_refused_and_pinned_memory_is_taken() {
     let Scene { driver, stream, memory, .. } = scene(Scripted::new()).unwrap();
     let (ours, flags) = (region(8192), HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP);

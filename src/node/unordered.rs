@@ -445,6 +445,20 @@ mod tests {
         assert_eq!(device.kept(), kept, "in the end all of it is");
     }
 
+    /// A member that waits for one whose process is not there yet dials it every fifth of a second, for as long as that
+    /// takes.
+    #[test]
+    fn a_member_that_dials_in_vain_makes_no_queue_pair_and_registers_once() {
+        let device = Unordered::new(0, false);
+        let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (verbs, options) = (device.verbs(None), GroupOptions::default());
+        let member = GroupMember::listen(verbs, &address(), 1, 2, ELEMENTS, options).unwrap();
+        let (before, own) = (device.made(), member.address());
+        let absent = member.connect(&[Address::Verbs(nowhere), own], Duration::from_millis(500));
+        assert!(matches!(absent.map(drop), Err(Error::Group(_))));
+        assert_eq!(device.made() - before, 2, "the page and the areas of one inbox");
+    }
+
     /// Returns the registrations that an owner has for a worker.
     fn regions_of_a_worker(scheme: SchemeConfig, says_in_order: bool) -> usize {
         let device = Unordered::new(0, says_in_order);

@@ -196,6 +196,27 @@ impl Scripted {
         state.put_of_caller(StreamHandle(stream), StreamWork::Wait(u64::MAX)).expect("a stream");
     }
 
+    /// From now on the streams have no room for copies to host memory, and their calls wait; or they have room again.
+    pub(crate) fn set_full(&self, is_full: bool) {
+        self.state().is_full = is_full;
+    }
+
+    /// Calls that wait for room.
+    pub(crate) fn waiting(&self) -> usize {
+        self.state().waiting
+    }
+
+    /// Waits for as long as there is no room.
+    pub(super) fn wait_for_room(&self) {
+        if self.state().is_full {
+            self.state().waiting += 1;
+            while self.state().is_full {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            self.state().waiting -= 1;
+        }
+    }
+
     /// True if a stream has a copy to host memory to make.
     pub(crate) fn is_copying(&self) -> bool {
         let is_copy = |work: &StreamWork| matches!(work, StreamWork::ToHost { .. });

@@ -120,6 +120,9 @@ impl ScriptedKernel {
                     element.strip_suffix("_measured").map_or((element, false), |element| (element, true));
                 let begin = parameters.offset as usize;
                 let is_last = part.end == self.count();
+                if part.start == 0 {
+                    expect_apart(element, parameters);
+                }
                 fold(memory, (rule, element), parameters, begin + part.start..begin + part.end);
                 // As late as may be: what it measures is read again at the end.
                 if measures && is_last {
@@ -144,6 +147,22 @@ impl ScriptedKernel {
             }
         }
     }
+}
+
+/// Fails the test if a fold writes what it reads: its kernels do not say which of both comes first.
+fn expect_apart(element: &str, of: &FoldParameters) {
+    let range = |array: DevicePointer, width: u64| {
+        let begin = array + width * of.offset;
+        begin..begin + width * of.count
+    };
+    let arrays =
+        |of: &[DevicePointer]| of.iter().filter(|array| **array != 0).map(|array| range(*array, 4)).collect();
+    let mut read: Vec<_> = arrays(&of.from);
+    let width = if element == "f32" { 4 } else { 2 };
+    read.extend(of.elements[..of.gradients as usize].iter().map(|gradient| range(*gradient, width)));
+    let written: Vec<_> = arrays(&of.to);
+    let is_apart = |to: &Range<u64>| read.iter().all(|from| from.end <= to.start || to.end <= from.start);
+    assert!(written.iter().all(is_apart), "a fold writes what it reads");
 }
 
 /// The memory that a kernel reaches.

@@ -307,6 +307,47 @@ mod tests {
         matches!(begun, Err(Error::Deadline { .. } | Error::Gpu(GpuError::NotCopied { .. })))
     }
 
+    /// Slots announce nothing, on a GPU either: parts of what is written there may go on any rail.
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn a_gradient_goes_to_a_gpu_on_all_rails() {
+        use crate::transport::verbs::unordered::Unordered;
+        const MANY: usize = 50_000;
+        let (device, driver) = (Unordered::new(0, false).that_steps(), Scripted::new().with_dma_bufs());
+        driver.set_flush(Some(device.flush()));
+        let driver = Arc::new(driver);
+        let (gpu, ..) = driver.open_gpu();
+        let _working = driver.work_in_a_thread();
+        let table = Table::flat(MANY as u64, ElementType::F32).unwrap();
+        let options = ServerOptions {
+            optimizer: Optimizer::Sgd { weight_decay: 0.0 },
+            ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.05)
+        };
+        let (verbs, theirs) = (device.verbs_over(2, 64, None), device.verbs_over(2, 64, None));
+        let address = "verbs:127.0.0.1:0".parse().unwrap();
+        let mut server =
+            Server::new(verbs.with_gpu(&gpu), &address, table, &vec![1.0; MANY], options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let options = WorkerOptions::new(SchemeConfig::Bsp);
+                let mut worker = Worker::connect(theirs, &[address], options, PATIENCE).unwrap();
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.gradient().unwrap().fill(1.0);
+                step.publish(None, PATIENCE).unwrap();
+                worker.flush(PATIENCE).unwrap();
+            });
+            assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+        });
+        assert_eq!(server.parameters().unwrap(), vec![0.95; MANY]);
+        assert!(
+            device.written(2) > MANY,
+            "of {} bytes {} went on the second rail",
+            4 * MANY,
+            device.written(2)
+        );
+    }
+
     fn a_gradient_is_announced_once_the_workers_gpu_has_copied_it<T: OfGpu>() {
         let (driver, _gpu, transport) = gpu::<T>();
         let _working = driver.work_in_a_thread();

@@ -29,6 +29,7 @@ pub struct GroupListener<T: Transport> {
     lease: Duration,
     heartbeat: GroupHeartbeat,
     peers: Vec<Option<GroupPeer<T::Endpoint>>>,
+    memory: GroupMemory,
 }
 
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
@@ -50,7 +51,10 @@ struct RankClaim<I> {
 /// A member that is dialled.
 struct Dial<T: Transport> {
     rank: usize,
-    connecting: Option<(T::Connecting, GroupInbox)>,
+    connecting: Option<T::Connecting>,
+    /// What the other member is to be granted. Memory takes long to register, so it stays until a process has been
+    /// reached, however often none is.
+    inbox: Option<GroupInbox>,
     again_at: Instant,
     pause: Duration,
 }
@@ -101,12 +105,15 @@ impl<T: Transport> GroupListener<T> {
             lease_ns: u64::try_from(options.lease.as_nanos()).unwrap_or(u64::MAX),
             checksums: options.checksums,
         };
+        // Before any other member counts on this one.
+        let memory = GroupMemory::new(&transport, layout, members)?;
         let listener = transport.listen(address)?;
         let runtime = Runtime::of(&transport);
         let heartbeat = GroupHeartbeat::new(&runtime, options.lease)?;
         tracing::info!(address = %listener.address(), rank, members, elements, "listening for a group");
         let peers = (0..members).map(|_| None).collect();
-        Ok(GroupListener { transport, runtime, listener, terms, lease: options.lease, heartbeat, peers })
+        let lease = options.lease;
+        Ok(GroupListener { transport, runtime, listener, terms, lease, heartbeat, peers, memory })
     }
 
     /// Returns the address at which the others reach this member.
@@ -137,7 +144,7 @@ impl<T: Transport> GroupListener<T> {
         }
         // Of each pair the one of the higher rank dials.
         let begun = self.runtime.now();
-        let dial = |rank| Dial { rank, connecting: None, again_at: begun, pause: RETRY.0 };
+        let dial = |rank| Dial { rank, connecting: None, inbox: None, again_at: begun, pause: RETRY.0 };
         let mut claims: Claims<T> = (0..members).map(|_| None).collect();
         let mut dials: Vec<Dial<T>> = (0..rank).map(dial).collect();
         let mut addresses = addresses.to_vec();
@@ -193,7 +200,6 @@ impl<T: Transport> GroupListener<T> {
     }
 
     fn finish(self, claims: Claims<T>) -> Result<GroupMember<T>, Error> {
-        let memory = GroupMemory::new(&self.transport, self.terms.layout, self.peers.len())?;
         for (rank, claim) in claims.into_iter().enumerate() {
             if let Some(claim) = claim {
                 turn_away(claim.incoming, &taken(rank));
@@ -207,7 +213,7 @@ impl<T: Transport> GroupListener<T> {
             self.lease,
             self.heartbeat,
             self.peers,
-            memory,
+            self.memory,
         ))
     }
 
@@ -310,14 +316,22 @@ impl<T: Transport> GroupListener<T> {
             }
         }
         if dial.connecting.is_none() && now >= dial.again_at {
-            let inbox = self.inbox()?;
-            let connecting = self.transport.connect(address, self.offer(&inbox))?;
-            dial.connecting = Some((connecting, inbox));
+            let inbox = match dial.inbox.take() {
+                Some(inbox) => inbox,
+                None => self.inbox()?,
+            };
+            let offer = self.offer(&inbox);
+            dial.inbox = Some(inbox);
+            dial.connecting = Some(self.transport.connect(address, offer)?);
         }
-        let Some((connecting, _)) = &mut dial.connecting else { return Ok(()) };
+        let Some(connecting) = &mut dial.connecting else { return Ok(()) };
+        let is_reached = connecting.is_accepted();
         let Poll::Ready(connected) = connecting.poll(now) else { return Ok(()) };
+        dial.connecting = None;
+        // A process that was reached may know what it was granted.
+        let inbox = if is_reached || connected.is_ok() { dial.inbox.take() } else { None };
         let (endpoint, received) = connected?;
-        let Some((_, inbox)) = dial.connecting.take() else { return Ok(()) };
+        let Some(inbox) = inbox else { return Ok(()) };
         let foreign = |reason| GroupError::Foreign { address: address.clone(), reason };
         let theirs = GroupHello::decode(&received.message, &received.grants)
             .map_err(|source| Error::Handshake { address: address.clone(), source })?;

@@ -147,11 +147,12 @@ const TURNS: usize = 8;
 impl<T: Transport> GroupMember<T> {
     /// Begins to listen at `address` as the member `rank` of `members`, each with `elements` parameters. Then
     /// [`GroupListener::connect`] meets the others. Over a transport with a GPU (`Shm::with_gpu`, say) the parameters
-    /// of this member are there. Others may have theirs in host memory: the means have the same bits.
+    /// of this member are there. Others may have theirs in host memory: the means have the same bits. The memory of the
+    /// parameters is made before this listens, so no member counts on one that has no room for them.
     ///
     /// # Errors
-    /// An argument is out of its range, the address cannot be listened at, or a GPU is to average the parameters of
-    /// more than 256 members or to compute checksums.
+    /// An argument is out of its range, the address cannot be listened at, there is no memory for the parameters, or a
+    /// GPU is to average the parameters of more than 256 members or to compute checksums.
     pub fn listen(
         transport: T,
         address: &Address,

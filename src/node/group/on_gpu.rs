@@ -60,8 +60,9 @@ pub(super) struct GroupGpu {
     quotients: GpuKernels,
     /// A window of -0, which changes no number that it is added to.
     nothing: GpuMemory,
-    /// Room for the sums of a window.
-    scratch: GpuMemory,
+    /// Room for the sums of a window, and for what the kernels leave behind beside the mean.
+    sum: GpuMemory,
+    junk: GpuMemory,
     /// Room for the parts that others write for this member to average.
     summands: GpuMemory,
     step: MeanStep,
@@ -101,7 +102,8 @@ impl GroupGpu {
             sums: GpuKernels::load(gpu, &SUM)?,
             quotients: GpuKernels::load(gpu, &quotient(members))?,
             nothing,
-            scratch: GpuMemory::allocate(gpu, 4 * window)?,
+            sum: GpuMemory::allocate(gpu, 4 * window)?,
+            junk: GpuMemory::allocate(gpu, 4 * window)?,
             // Parts differ by a cache line, and each is rounded up to one.
             summands: GpuMemory::allocate(gpu, layout.bytes() + 2 * ALIGNMENT * members)?,
             step: MeanStep::Copy,
@@ -180,9 +182,9 @@ impl GroupGpu {
         for begin in (0..count).step_by(WINDOW) {
             let elements = WINDOW.min(count - begin);
             let window = |of: &GpuSlice| of.slice(4 * begin, 4 * elements);
-            let [nothing, scratch] =
-                [&self.nothing, &self.scratch].map(|memory| memory.slice(0, 4 * elements));
-            let (nothing, scratch) = (nothing?, scratch?);
+            let [nothing, sums, junk] =
+                [&self.nothing, &self.sum, &self.junk].map(|memory| memory.slice(0, 4 * elements));
+            let (nothing, sums, junk) = (nothing?, sums?, junk?);
             let weighted = summands.iter().map(|summand| Ok((window(summand)?, 1.0)));
             let sum = GpuFold {
                 optimizer: SUM,
@@ -190,18 +192,18 @@ impl GroupGpu {
                 step: 1,
                 encoding: Encoding::F32,
                 gradients: weighted.collect::<Result<_, OutOfBounds>>()?,
-                arrays: smallvec![(nothing.clone(), scratch.clone())],
+                arrays: smallvec![(nothing.clone(), sums.clone())],
                 elements: 0..elements,
             };
             self.sums.launch(sum, copies)?;
-            let sum_and_junk = (scratch.clone(), scratch.clone());
+            let (first, second) = ((sums, junk.clone()), (nothing.clone(), junk));
             let quotient = GpuFold {
                 optimizer: quotient(members),
                 learning_rate: 2.0,
                 step: 1,
                 encoding: Encoding::F32,
                 gradients: smallvec![(nothing.clone(), 1.0)],
-                arrays: smallvec![(nothing.clone(), window(mean)?), sum_and_junk, (nothing, scratch)],
+                arrays: smallvec![(nothing, window(mean)?), first, second],
                 elements: 0..elements,
             };
             self.quotients.launch(quotient, copies)?;

@@ -19,6 +19,9 @@ const GRACE: Duration = Duration::from_millis(1);
 /// The time after which a peer may ask again for which there was no memory.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
+/// The rights on the slots of a peer. They have payloads only: their headers, and what announces them, are on its page.
+const SLOTS: Access = Access::REMOTE_WRITE.union(Access::RELAXED);
+
 /// A peer to which nothing but the answer is missing.
 pub(super) struct PreparedPeer<I> {
     pub(super) incoming: I,
@@ -133,7 +136,7 @@ fn sort(memory: impl Iterator<Item = PayloadMemory>) -> (Vec<LocalSlice>, Vec<Gp
             PayloadMemory::Host(region) => on_host.push(region.whole()),
             // The frames are the second of all, and are read; the slots are written.
             PayloadMemory::Gpu(memory) => {
-                let access = if at == 1 { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+                let access = if at == 1 { Access::REMOTE_READ } else { SLOTS };
                 on_gpu.push(GpuGrant { at, memory, access });
             }
         }
@@ -154,9 +157,7 @@ fn allocate<T: Transport>(
 ) -> Result<(MemoryRegion, Option<PayloadMemory>), Error> {
     let page_bytes = PeerInbox::page_bytes(slots.map_or(0, |slots| slots.slots));
     let page = transport.allocate(page_bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-    // Payloads only: their headers, and what announces them, are on the peer's page.
-    let access = Access::REMOTE_WRITE | Access::RELAXED;
-    let payloads = slots.map(|slots| payloads::allocate(transport, slots.bytes() as usize, access));
+    let payloads = slots.map(|slots| payloads::allocate(transport, slots.bytes() as usize, SLOTS));
     Ok((page, payloads.transpose()?))
 }
 
@@ -165,6 +166,18 @@ mod tests {
     use super::*;
     use crate::mem::MemoryError;
     use crate::transport::RegisterError;
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn slots_have_the_same_rights_on_a_gpu_as_in_host_memory() {
+        let (gpu, ..) = std::sync::Arc::new(crate::cuda::Scripted::new()).open_gpu();
+        let on_gpu = || PayloadMemory::Gpu(crate::cuda::GpuMemory::allocate(&gpu, 64).unwrap());
+        let page = || crate::transport::shm::Shm::new().allocate(64, Access::REMOTE_READ).unwrap();
+        let (on_host, on_gpu) = sort([page().into(), on_gpu(), page().into(), on_gpu()].into_iter());
+        let rights: Vec<_> = on_gpu.iter().map(|grant| (grant.at, grant.access)).collect();
+        assert_eq!((on_host.len(), rights), (2, vec![(1, Access::REMOTE_READ), (3, SLOTS)]));
+        assert_eq!(SLOTS, Access::REMOTE_WRITE | Access::RELAXED);
+    }
 
     #[test]
     fn a_peer_may_ask_again_where_descriptors_or_memory_were_short() {

@@ -33,11 +33,40 @@ pub struct VerbsConnecting {
 
 struct Handshake {
     link: Channel,
-    ours: Terms,
-    /// The rails that were offered.
+    /// The rails that are offered.
     rails: Vec<ChosenRail>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The peer's host has not taken the connection. Until then it costs no queue pairs: a process that does not listen
+    /// yet is dialled again and again.
+    Dialling(Offer),
+    Offered(Box<Offered>),
+}
+
+/// What this side has offered.
+struct Offered {
+    ours: Terms,
     requester: Requester,
     responder: Option<Responder>,
+}
+
+impl Offered {
+    /// Makes the queue pairs, and what they serve.
+    fn new(shared: &VerbsShared, rails: &[ChosenRail], offer: &Offer) -> io::Result<Offered> {
+        let indexes: Vec<usize> = rails.iter().map(|rail| rail.index).collect();
+        // Which of them the peer can use, and so which one leads, is not known yet.
+        let requester = Requester::new(shared, &indexes, rails.len(), true)?;
+        let responder = Responder::new(shared, &indexes, rails.len(), grants_of(offer, &[], None), None)?;
+        let addresses = indexes.into_iter().zip(shared.port_addresses(rails));
+        let ports = Ports {
+            rails: rail_ports(addresses, Some(&requester), responder.as_ref()),
+            receives: responder.as_ref().map_or(0, Responder::receives),
+        };
+        let ours = Terms { grants: responder.as_ref().map_or_else(Vec::new, Responder::grants), blob: ports };
+        Ok(Offered { ours, requester, responder })
+    }
 }
 
 impl VerbsConnecting {
@@ -53,24 +82,9 @@ impl VerbsConnecting {
         check_offer(&offer, &[]).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let towards = (0..shared.rails.len()).map(|index| (index, Some(address.ip())));
         let rails = shared.usable_rails(towards, &at)?;
-        let indexes: Vec<usize> = rails.iter().map(|rail| rail.index).collect();
-        let granted = grants_of(&offer, &[], None);
-        // Which of them the peer can use, and so which one leads, is not known yet.
-        let made = Requester::new(shared, &indexes, rails.len(), true).and_then(|requester| {
-            Ok((requester, Responder::new(shared, &indexes, rails.len(), granted, None)?))
-        });
-        let (requester, responder) = made.map_err(|error| device_failed(&at, error))?;
-        let addresses = indexes.into_iter().zip(shared.port_addresses(&rails));
-        let ports = Ports {
-            rails: rail_ports(addresses, Some(&requester), responder.as_ref()),
-            receives: responder.as_ref().map_or(0, Responder::receives),
-        };
-        let ours = Terms { grants: responder.as_ref().map_or_else(Vec::new, Responder::grants), blob: ports };
-        let said = Hello::Offer(ours.clone()).encode(&offer.message);
-        let failed = |error| ConnectError::from_channel(Address::Verbs(address), error);
-        let mut link = Channel::connect(address, &shared.terms()).map_err(failed)?;
-        link.send(&said).map_err(failed)?;
-        let state = Some(Handshake { link, ours, rails, requester, responder });
+        let link = Channel::connect(address, &shared.terms());
+        let link = link.map_err(|error| ConnectError::from_channel(at, error))?;
+        let state = Some(Handshake { link, rails, stage: Stage::Dialling(offer) });
         let (shared, guard) = (Arc::clone(shared), ForkGuard::new());
         Ok(VerbsConnecting { shared, gpu, address, doorbell, state, guard })
     }
@@ -79,7 +93,17 @@ impl VerbsConnecting {
     fn advance(&mut self) -> Result<Option<(VerbsEndpoint, Received)>, ConnectError> {
         let at = Address::Verbs(self.address);
         let Some(state) = &mut self.state else { return Ok(None) };
-        let heard = state.link.poll().map_err(|error| ConnectError::from_channel(at.clone(), error))?;
+        let failed = |error| ConnectError::from_channel(at.clone(), error);
+        let heard = state.link.poll().map_err(failed)?;
+        if let Stage::Dialling(offer) = &state.stage
+            && state.link.peer_address().is_ok()
+        {
+            let offered = Offered::new(&self.shared, &state.rails, offer);
+            let offered = offered.map_err(|error| device_failed(&at, error))?;
+            let said = Hello::Offer(offered.ours.clone()).encode(&offer.message);
+            state.link.send(&said).map_err(failed)?;
+            state.stage = Stage::Offered(Box::new(offered));
+        }
         let Some(heard) = heard else { return Ok(None) };
         let (theirs, message) = match Hello::decode(&heard).map_err(|error| protocol(&at, &error))? {
             (Hello::Accept(theirs), message) => (theirs, message),
@@ -92,11 +116,11 @@ impl VerbsConnecting {
             }
             _ => return Err(protocol(&at, &WireError::Rule("it answered out of turn"))),
         };
-        let Some(Handshake { mut link, mut ours, mut rails, mut requester, mut responder }) =
-            self.state.take()
+        let Some(Handshake { mut link, mut rails, stage: Stage::Offered(offered) }) = self.state.take()
         else {
-            return Ok(None);
+            return Err(protocol(&at, &WireError::Rule("it answered out of turn")));
         };
+        let Offered { mut ours, mut requester, mut responder } = *offered;
         if !theirs.blob.indexes().all(|index| ours.blob.has(index)) {
             return Err(protocol(&at, &WireError::Rule("it answers on rails that it was not offered")));
         }

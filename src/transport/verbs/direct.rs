@@ -33,7 +33,7 @@ mod with_cuda {
     use std::os::fd::{AsFd, OwnedFd};
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
     use std::time::{Duration, Instant};
 
     use super::VerbsGpu;
@@ -74,8 +74,10 @@ mod with_cuda {
                 Ok(import) => {
                     let by = import.name();
                     tracing::info!(gpu = gpu.ordinal(), by, "RDMA devices reach memory of the GPU");
-                    let (recent, is_told) = (Mutex::default(), AtomicBool::new(false));
-                    (GpuPath::Rdma { by }, Some(Arc::new(GpuRegistrations { import, recent, is_told })))
+                    let (recent, registering) = (Mutex::default(), Mutex::default());
+                    let is_told = AtomicBool::new(false);
+                    let registrations = GpuRegistrations { import, recent, registering, is_told };
+                    (GpuPath::Rdma { by }, Some(Arc::new(registrations)))
                 }
                 Err(reasons) => (GpuPath::Staged { passed_over: reasons.into() }, None),
             };
@@ -177,8 +179,10 @@ mod with_cuda {
     pub(in crate::transport::verbs) struct GpuRegistrations {
         import: GpuImport,
         /// Of the caller's memory: a trainer names its tensors in each step, and a registration takes far longer than a
-        /// copy.
+        /// copy. No device registers anything, nor undoes it, while this is locked.
         recent: Mutex<RecentPages>,
+        /// Held while pages are registered, so that two threads do not register the same ones.
+        registering: Mutex<()>,
         /// Whether the log has told that memory is staged.
         is_told: AtomicBool,
     }
@@ -200,15 +204,17 @@ mod with_cuda {
             Some(outcome.clone())
         }
 
-        fn keep(&mut self, pages: GpuPages, outcome: Outcome) {
+        /// Keeps what is known of pages. Returns what is not kept any more for that, which the caller drops later.
+        fn keep(&mut self, pages: GpuPages, outcome: Outcome) -> [Option<(Outcome, u64)>; 2] {
+            let mut forgotten = None;
             if self.outcomes.len() >= RECENT && !self.outcomes.contains_key(&pages) {
                 let oldest = self.outcomes.iter().min_by_key(|(_, (_, used))| *used);
                 if let Some(pages) = oldest.map(|(pages, _)| pages.clone()) {
-                    self.outcomes.remove(&pages);
+                    forgotten = self.outcomes.remove(&pages);
                 }
             }
             self.uses += 1;
-            self.outcomes.insert(pages, (outcome, self.uses));
+            [forgotten, self.outcomes.insert(pages, (outcome, self.uses))]
         }
     }
 
@@ -266,24 +272,43 @@ mod with_cuda {
             }
         }
 
+        fn recent(&self) -> MutexGuard<'_, RecentPages> {
+            self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
         /// Registers the first of the pages for the begin of a slice that can be.
         fn register(&self, shared: &VerbsShared, slice: &GpuSlice) -> Result<Arc<GpuRegistration>, GpuError> {
-            let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
             let mut told = GpuError::NotDirect {
                 bytes: slice.bytes(),
                 reason: "no device registers them; the log has the reason".into(),
             };
+            let known = |pages: &GpuPages| match self.recent().find(pages) {
+                Some(Err(refused)) if refused.elapsed() >= REFUSED_FOR => None,
+                known => known,
+            };
             for pages in slice.pages()? {
-                match recent.find(&pages) {
+                let (found, _alone) = match known(&pages) {
+                    None => {
+                        let alone = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
+                        // Another thread may just have registered them.
+                        (known(&pages), Some(alone))
+                    }
+                    found => (found, None),
+                };
+                match found {
                     Some(Ok(registration)) => return Ok(registration),
-                    Some(Err(refused)) if refused.elapsed() < REFUSED_FOR => continue,
-                    _ => {}
+                    Some(Err(_)) => continue,
+                    None => {}
                 }
                 // Where there is other memory now, what there was is freed.
-                recent.outcomes.retain(|known, _| !known.are_gone(&pages));
+                let gone: Vec<_> =
+                    self.recent().outcomes.extract_if(|known, _| known.are_gone(&pages)).collect();
+                drop(gone);
                 let registered = self.register_pages(shared, slice, &pages);
                 if pages.allocation.is_some() {
-                    recent.keep(pages, registered.as_ref().cloned().map_err(|_| Instant::now()));
+                    let outcome = registered.as_ref().cloned().map_err(|_| Instant::now());
+                    let forgotten = self.recent().keep(pages, outcome);
+                    drop(forgotten);
                 }
                 match registered {
                     Ok(registration) => return Ok(registration),

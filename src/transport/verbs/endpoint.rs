@@ -252,12 +252,7 @@ impl VerbsEndpoint {
                     tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
                     return self.fail(PROTOCOL);
                 }
-                Err(_) => {
-                    return match self.responder.as_ref().and_then(|responder| responder.ask_broken().0) {
-                        Some(QueuePairError::Refused) => self.fail_for_access_violation(),
-                        _ => self.fail(GONE),
-                    };
-                }
+                Err(_) => return self.lose_peer(),
             }
         }
         let is_flushed = self.link.as_ref().is_none_or(|link| link.channel.is_flushed());

@@ -29,9 +29,9 @@ impl HeartbeatLane {
         self.is_ready = true;
     }
 
-    /// Whether the device has told that the lane's pair is over, and how, since it was asked last.
-    pub(super) fn take_broken(&self) -> Option<QueuePairError> {
-        self.lane.as_ref().and_then(|lane| lane.pair().take_broken())
+    /// Whether the device has told that the lane's pair is over, and how, and no completion tells why.
+    pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
+        self.lane.as_mut().and_then(Initiator::take_broken)
     }
 
     /// Returns the error of the beat that failed: its owner ends the connection, and the lane with it. The device is

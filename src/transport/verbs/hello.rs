@@ -327,6 +327,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         Hello::Note(Note::AccessViolation).encode(&[]),
         Hello::Note(Note::Receives(32)).encode(&[]),
         Hello::Note(Note::RailLost(3)).encode(&[]),
+        Hello::Note(Note::Wake).encode(&[]),
     ]
 }
 

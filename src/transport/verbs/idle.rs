@@ -146,6 +146,28 @@ fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
 }
 
 #[test]
+fn receives_that_the_device_refuses_are_posted_later_and_told_then() {
+    let verbs = tests::verbs_of_an_adapter();
+    let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
+    let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    let granted = vec![GrantedMemory::Host(page.whole())];
+    let before = scripted::pairs().len();
+    let peer = Responder::new(&verbs.shared, &[0], 1, granted, Some(&waker)).unwrap().unwrap();
+    (0..512).for_each(|_| scripted::notice(scripted::pairs()[before]));
+    wait(std::slice::from_ref(&waker), &[], Duration::ZERO);
+    let renew = |receives| {
+        scripted::take_posted();
+        scripted::receive_only(receives);
+        let told = peer.renew_receives();
+        (told, scripted::take_posted().iter().map(|(_, count)| count).sum::<usize>())
+    };
+    assert_eq!(renew(0), (None, 0));
+    assert_eq!(renew(100), (Some(100), 100), "in the middle of a chain");
+    assert_eq!(renew(usize::MAX), (Some(412), 412), "none is lost");
+    assert_eq!(renew(usize::MAX), (None, 0));
+}
+
+#[test]
 fn a_peer_that_goes_on_sending_holds_no_owner_that_wakes_up() {
     let verbs = tests::verbs_of_an_adapter();
     let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();

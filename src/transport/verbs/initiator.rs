@@ -6,9 +6,10 @@ mod building;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::batch::Batch;
+use super::device::QueuePairError;
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
@@ -23,6 +24,9 @@ use crate::transport::{
 const CELL_BYTES: usize = 64;
 
 const NOWHERE: RemoteSlice = RemoteSlice { key: RemoteKey(0), offset: 0, len: 0 };
+
+/// The time for which a failed request may stay silent once the device has told that its queue pair is over.
+const COMPLETES_WITHIN: Duration = Duration::from_millis(100);
 
 const REFUSED_BY_DEVICE: Disconnected = Disconnected { reason: "the RDMA device refused a request" };
 
@@ -43,8 +47,12 @@ pub(super) struct Initiator {
     /// True if the failure is that the peer did not answer.
     is_unanswered: bool,
     has_failed: bool,
+    /// How the queue pair is over, as the device has told, and when that was.
+    told: Option<(QueuePairError, Instant)>,
     /// Entries since the last that the device reports.
     unreported: usize,
+    /// The device reports the last of so many.
+    report_every: usize,
     /// The memory that holds inline data until the device has taken it: a cell for each entry.
     cells: MemoryRegion,
     completions: [sys::ibv_wc; POLLED_AT_ONCE],
@@ -107,7 +115,9 @@ impl Initiator {
             is_failure_told: false,
             is_unanswered: false,
             has_failed: false,
+            told: None,
             unreported: 0,
+            report_every: depth.div_ceil(4),
             cells,
             completions: [sys::ibv_wc::default(); POLLED_AT_ONCE],
             batch: Batch::with_capacity(room),
@@ -141,6 +151,12 @@ impl Initiator {
     /// proved by this queue pair itself.
     pub(super) fn leave_no_room_for_proofs(&mut self) {
         self.depth = self.room;
+        self.report_every = self.depth.div_ceil(4);
+    }
+
+    /// From now on the device reports each entry, so that it is never [asked for](Initiator::ask_for_report) a report.
+    pub(super) fn report_all(&mut self) {
+        self.report_every = 1;
     }
 
     /// Longest data that a request carries in itself.
@@ -192,6 +208,18 @@ impl Initiator {
     /// Whether it failed since the peer's device did not answer.
     pub(super) fn is_unanswered(&self) -> bool {
         self.is_unanswered
+    }
+
+    /// Whether the device has told that the queue pair is over, and how, and no completion tells why. What it tells may
+    /// be heard before the completion of the request that failed, which says more: so that is waited for, for a moment.
+    pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
+        if let Some(error) = self.pair.take_broken() {
+            self.told.get_or_insert_with(|| (error, Instant::now()));
+        }
+        let (error, since) = self.told?;
+        self.take_completions();
+        let is_silent = self.returned < self.under_way.end() && since.elapsed() < COMPLETES_WITHIN;
+        (!self.has_failed && !is_silent).then_some(error)
     }
 
     /// Whether a request is a write that goes behind a READ which proves those before it.

@@ -16,7 +16,8 @@ pub struct VerbsOptions {
     /// time is a queue pair more, for links that give one queue pair one of several ways. Memory is pinned, and
     /// counted, once for each. Best where a process has a host to itself: several do better with a device for each.
     pub devices: Vec<String>,
-    /// The port where a name has none, counted from 1; the first that carries data if none is given.
+    /// The port where a name has none, counted from 1. If none is given, the best of the device's ports that carry
+    /// data, by the rules for the best device.
     pub port: Option<u8>,
     /// The entry of the port's GID table to speak from; the best one towards each peer if none is named.
     pub gid_index: Option<u16>,

@@ -257,7 +257,7 @@ impl QueuePair {
             sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS,
         )?;
         // The peer may use them from the moment on that this side can receive.
-        self.post_receives(self.receives.into())?;
+        self.post_receives(self.receives).map_err(|(_, error)| error)?;
         self.modify(
             sys::ibv_qp_attr {
                 qp_state: sys::IBV_QPS_RTR,
@@ -356,11 +356,11 @@ impl QueuePair {
         device.take_broken(self.serial).max(of_queue)
     }
 
-    /// Posts so many receives. They take no data: what they announce is written.
-    fn post_receives(&self, mut count: usize) -> io::Result<()> {
+    /// Posts so many receives. They take no data: what they announce is written. In an error, how many are not posted.
+    fn post_receives(&self, mut count: u16) -> Result<(), (u16, io::Error)> {
         while count > 0 {
             let mut receives = [sys::ibv_recv_wr::default(); RECEIVES_AT_ONCE];
-            let length = count.min(RECEIVES_AT_ONCE);
+            let length = RECEIVES_AT_ONCE.min(count.into());
             // The pointer that all links are made of, and no reference to the array after it.
             let first = receives.as_mut_ptr();
             for index in 1..length {
@@ -372,9 +372,12 @@ impl QueuePair {
             // no memory.
             let errno = unsafe { sys::inline::post_recv(self.raw.as_ptr(), first, &raw mut bad) };
             if errno != 0 {
-                return Err(io::Error::from_raw_os_error(errno));
+                // Those before the one that the device names are posted.
+                let posted = bad.addr().wrapping_sub(first.addr()) / size_of::<sys::ibv_recv_wr>();
+                let posted = if posted < length { posted as u16 } else { 0 };
+                return Err((count - posted, io::Error::from_raw_os_error(errno)));
             }
-            count -= length;
+            count -= length as u16;
         }
         Ok(())
     }
@@ -384,12 +387,15 @@ impl QueuePair {
         self.used.fetch_add(used, Ordering::Relaxed);
     }
 
-    /// Posts again what the peer has used up, once that is worth a message: so many, of which it is to be told.
+    /// Posts again what the peer has used up, once that is worth a message: so many, of which it is to be told. What
+    /// the device does not take counts as used up still.
     pub(super) fn renew_receives(&self) -> Option<u16> {
         let is_many = self.receives > 0 && self.used.load(Ordering::Relaxed) >= self.receives.div_ceil(2);
         let used = is_many.then(|| self.used.swap(0, Ordering::Relaxed))?;
-        let posted = self.post_receives(used.into());
-        posted.inspect_err(|error| tracing::warn!(%error, "receives could not be posted")).ok().map(|()| used)
+        let Err((left, error)) = self.post_receives(used) else { return Some(used) };
+        tracing::debug!(%error, left, "receives could not be posted");
+        self.count_used(left);
+        Some(used - left).filter(|posted| *posted > 0)
     }
 
     /// True in a forked child, where nothing is made of it.

@@ -11,7 +11,7 @@ use super::pairs::RailRequester;
 use super::shares::Shares;
 use super::striper::Striper;
 use crate::cuda::Gpu;
-use crate::mem::{RemoteKey, RemoteSlice};
+use crate::mem::{Access, RemoteKey, RemoteSlice};
 use crate::transport::{CompletionError, PostError, WorkCompletion, WorkRequest};
 
 /// The requests of one side.
@@ -65,6 +65,9 @@ impl Rails {
                 is_over: false,
             }))
         };
+        if !theirs.grants.iter().any(|grant| grant.access.contains(Access::REMOTE_WRITE)) {
+            rails.first_mut().report_all();
+        }
         let lead = theirs.blob.rails.first().and_then(|lead| lead.responder.as_ref());
         if let Some(sentinel) = lead.and_then(|lead| lead.sentinel) {
             rails.prove_by(sentinel, theirs);
@@ -162,11 +165,11 @@ impl Rails {
         }
     }
 
-    /// Whether a device has told that one of the first rail's pairs is over, and how, since it was asked last. Another
-    /// rail is lost by that, once what it has completed was taken.
+    /// Whether a device has told that one of the first rail's pairs is over, and how, and no completion tells why.
+    /// Another rail is lost by that, once what it has completed was taken.
     pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
         match self {
-            Rails::One(first) => first.pair().take_broken(),
+            Rails::One(first) => first.take_broken(),
             Rails::Several(striping) => striping.take_broken(),
         }
     }

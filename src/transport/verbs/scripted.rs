@@ -59,6 +59,8 @@ thread_local! {
     static ARMED: RefCell<Vec<*mut sys::ibv_cq>> = const { RefCell::new(Vec::new()) };
     /// Queues that have told their channel of a completion.
     static TOLD: RefCell<VecDeque<*mut sys::ibv_cq>> = const { RefCell::new(VecDeque::new()) };
+    /// Receives that are still posted before one is refused.
+    static RECEIVES_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// Receives that were posted, by the number of the pair.
     static POSTED: RefCell<Vec<(u32, usize)>> = const { RefCell::new(Vec::new()) };
 }
@@ -207,6 +209,11 @@ pub(super) fn take_armings() -> usize {
 /// From now on, so many regions are registered, and the next one is refused.
 pub(super) fn register_only(regions: usize) {
     REGIONS_LEFT.set(regions);
+}
+
+/// From now on, so many receives are posted, and the next one is refused.
+pub(super) fn receive_only(receives: usize) {
+    RECEIVES_LEFT.set(receives);
 }
 
 /// Calls of the library that this thread has made since this was asked last.
@@ -448,17 +455,23 @@ unsafe extern "C" fn ack_cq_events(_: *mut sys::ibv_cq, _: c_uint) {
 unsafe extern "C" fn post_recv(
     qp: *mut sys::ibv_qp,
     first: *mut sys::ibv_recv_wr,
-    _: *mut *mut sys::ibv_recv_wr,
+    bad: *mut *mut sys::ibv_recv_wr,
 ) -> c_int {
     count_call();
-    let (mut next, mut count) = (first, 0);
-    while !next.is_null() {
+    let (mut next, mut count, left) = (first, 0, RECEIVES_LEFT.get());
+    while !next.is_null() && count < left {
         // SAFETY: the caller's chain.
         (next, count) = (unsafe { (*next).next }, count + 1);
     }
+    RECEIVES_LEFT.set(left - count);
     // SAFETY: it lives.
     POSTED.with_borrow_mut(|posted| posted.push((unsafe { (*qp).qp_num }, count)));
-    0
+    if next.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller's pointer.
+    unsafe { *bad = next };
+    libc::ENOMEM
 }
 
 unsafe extern "C" fn reg_mr_iova2(

@@ -390,7 +390,7 @@ impl Unordered {
 
     /// The same, which takes its steps by itself.
     #[cfg(feature = "cuda")]
-    fn that_steps(self) -> Unordered {
+    pub(crate) fn that_steps(self) -> Unordered {
         let world = Unordered { world: self.world };
         std::thread::spawn(move || {
             loop {
@@ -597,8 +597,7 @@ impl DeviceState {
             (Some(_), None) => sys::IBV_ACCESS_REMOTE_READ,
             (None, None) => sys::IBV_ACCESS_REMOTE_WRITE,
         };
-        // A WRITE of no bytes needs no right.
-        let Some(at) = self.find(pair, key, remote, bytes, right).or((bytes == 0).then_some(0)) else {
+        let Some(at) = self.find(pair, key, remote, bytes, right) else {
             return self.fail(pair, request, sys::IBV_WC_REM_ACCESS_ERR);
         };
         if atomic.is_some() && !at.is_multiple_of(8) {
@@ -655,11 +654,14 @@ impl DeviceState {
     }
 
     /// The address of memory that this key opens for a request: a region of the domain of the pair that serves it, if
-    /// both have the right.
+    /// both have the right. For no bytes that of the pair is enough.
     fn find(&self, pair: usize, key: u32, remote: u64, bytes: usize, right: u32) -> Option<usize> {
         let peer = self.pairs[pair].peer;
         let serves = |pair: &&ScriptedPair| pair.is_receiving() && pair.access & right != 0;
         let server = self.pairs.iter().find(|pair| pair.number == peer && serves(pair))?;
+        if bytes == 0 {
+            return Some(0);
+        }
         let is_open = |region: &&Region| region.access & right != 0 && region.domain == server.domain;
         let region = self.regions.get(&key).filter(is_open)?;
         let offset = usize::try_from(remote.checked_sub(region.first)?).ok()?;

@@ -9,8 +9,8 @@ mod tests {
     use super::super::super::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions};
     use super::super::WINDOW;
     use crate::cuda::{
-        GpuError, GpuMemory, GpuStream, ILLEGAL_ADDRESS, MAX_GRADIENTS, NOT_PERMITTED, Scripted, UNKNOWN,
-        Working,
+        GpuError, GpuMemory, GpuStream, ILLEGAL_ADDRESS, MAX_GRADIENTS, NOT_PERMITTED, OUT_OF_MEMORY,
+        Scripted, UNKNOWN, Working,
     };
     use crate::node::of_gpu::{OfGpu, over_each_transport, over_gpudirect, over_rdma};
     use crate::node::{Error, now};
@@ -132,6 +132,7 @@ mod tests {
             let side = on_gpu.then(|| Side::new::<T>(elements));
             let (side, transport) = side.map_or_else(|| (None, T::without()), |(side, of)| (Some(side), of));
             let members = on_gpus.len();
+            let _working = side.as_ref().map(|side| side.driver.work_in_a_thread());
             let listener = GroupMember::listen(transport, &T::address(), rank, members, elements, options);
             (side, listener.unwrap())
         };
@@ -568,6 +569,21 @@ mod tests {
             drop(working);
             assert!(seen == mean(&[0, 1]) && others.join().unwrap() == seen);
         });
+    }
+
+    #[test]
+    fn a_member_whose_gpu_is_full_says_so_before_it_listens() {
+        let (side, transport) = Side::new::<Shm>(ELEMENTS);
+        let _working = side.driver.work_in_a_thread();
+        let listen = |transport| {
+            let (address, options) = (Address::random(), options());
+            GroupMember::listen(transport, &address, 0, 2, ELEMENTS, options)
+                .map(|listener| listener.address())
+        };
+        side.driver.fail(0, OUT_OF_MEMORY);
+        let error = listen(transport.clone()).unwrap_err();
+        assert!(matches!(error, Error::Gpu(GpuError::OutOfMemory { .. })), "{error}");
+        listen(transport).unwrap();
     }
 
     #[test]

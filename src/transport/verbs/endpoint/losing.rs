@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{ACCESS_VIOLATION, BROKEN, FLUSHED, LOOK_EVERY, NO_DEVICE, REFUSED, UNREACHABLE, VerbsEndpoint};
+use super::{
+    ACCESS_VIOLATION, BROKEN, FLUSHED, GONE, LOOK_EVERY, NO_DEVICE, REFUSED, UNREACHABLE, VerbsEndpoint,
+};
 use crate::transport::verbs::device::{QueuePairError, lock};
 use crate::transport::verbs::hello::{Hello, Note};
 use crate::transport::verbs::pairs::Responder;
@@ -116,6 +118,19 @@ impl VerbsEndpoint {
         self.lose_failed(Responder::ask_broken)
     }
 
+    /// Ends the connection to a peer whose conversation is over. One that has reached for what it was not granted ends
+    /// it, too, and this side's device has told of that before.
+    #[cold]
+    pub(super) fn lose_peer(&mut self) {
+        self.rails.iter().for_each(|rail| self.shared.rails[*rail].device.take_events());
+        let is_soft_roce = self.shared.rails[self.rails[0]].info.is_soft_roce;
+        let broken = if is_soft_roce { Responder::ask_broken } else { Responder::take_broken };
+        match self.responder.as_ref().and_then(|responder| broken(responder).0) {
+            Some(QueuePairError::Refused) => self.fail_for_access_violation(),
+            _ => self.fail(GONE),
+        }
+    }
+
     /// Loses the rails on which pairs that serve have failed, unless the whole connection is over.
     fn lose_failed(
         &mut self,
@@ -128,8 +143,8 @@ impl VerbsEndpoint {
         over
     }
 
-    /// Whether the device has told that a pair that this side posts on is over. Devices say so of requests that fail,
-    /// too: of an unreachable peer, or a refusal, of which the completion says more.
+    /// Whether the device has told that a pair that this side posts on is over, and no completion tells why. Devices
+    /// say so of requests that fail, too: of an unreachable peer, or a refusal, of which the completion says more.
     pub(super) fn was_told_of_own_pairs(&mut self) -> bool {
         let data = self.data.as_mut().and_then(Rails::take_broken);
         data.or(lock(&self.heartbeat).take_broken()).is_some()

@@ -12,7 +12,9 @@ use crate::transport::{Flags, Inline, Operation, PostError, WorkRequest};
 
 impl Initiator {
     /// Has the device report the newest entries, which no completion would tell of otherwise: they would stay in
-    /// the queue until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
+    /// the queue until something is posted, and something does not fit beside them. A WRITE of no bytes needs no key.
+    /// The pair that serves it needs the right all the same, and of requests to one without that each is
+    /// [reported](Initiator::report_all).
     #[cold]
     pub(super) fn ask_for_report(&mut self, free: usize) {
         if self.unreported == 0 || free == 0 || self.has_failed {
@@ -169,7 +171,7 @@ impl Initiator {
     ) -> &mut sys::ibv_send_wr {
         self.unreported += 1;
         // The device reports what the caller wants to hear of, and otherwise as rarely as the queue allows.
-        if kind == EntryKind::Signalled || self.unreported >= self.depth.div_ceil(4) {
+        if kind == EntryKind::Signalled || self.unreported >= self.report_every {
             flags |= sys::IBV_SEND_SIGNALED;
             self.unreported = 0;
         }

@@ -371,8 +371,8 @@ impl Striping {
 
     pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
         let (rails, mut broken, mut lost) = (self.rails(), None, 0);
-        for (index, pair) in self.pairs.iter().enumerate() {
-            let told = pair.as_ref().and_then(|pair| pair.initiator.pair().take_broken());
+        for (index, pair) in self.pairs.iter_mut().enumerate() {
+            let told = pair.as_mut().and_then(|pair| pair.initiator.take_broken());
             match index % rails {
                 0 => broken = broken.max(told),
                 rail => lost |= u8::from(told.is_some()) << rail,

@@ -243,6 +243,7 @@ fn refuse(errno: c_int) -> *mut sys::ibv_mr {
 fn register(pd: *mut sys::ibv_pd, region: Region) -> *mut sys::ibv_mr {
     // SAFETY: the caller's structure.
     let context = unsafe { (*pd).context };
+    undoing::wait_to_register(context);
     let mut state = state(context);
     if state.registering != 0 {
         return refuse(state.registering);
@@ -327,6 +328,8 @@ pub(super) unsafe extern "C" fn post_send(
         let is_of_gpu = state.regions.get(&target.key).is_some_and(|region| region.mapping.is_some());
         let is_read = asked.opcode == sys::IBV_WR_RDMA_READ || target.atomic.is_some();
         let written = if is_read { 0 } else { bytes };
+        let port = state.pairs[pair].port;
+        *state.ports.written.entry(port).or_default() += written;
         let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
         let packet = |offset: usize| {
             let packet = ScriptedPacket::AtPoster(address + offset, (written - offset).min(PACKET_BYTES));

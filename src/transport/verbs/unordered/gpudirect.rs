@@ -622,6 +622,36 @@ fn an_owner_whose_frames_no_device_registers_says_so_at_once(import: Import) {
     assert_eq!(scene.device.regions(), before + 1);
 }
 
+/// A registration and its end may take a device seconds. A trainer's tensors that are registered need none of it.
+fn registered_memory_is_reached_while_devices_register_other_memory(import: Import) {
+    let scene = scene(import, 16, 1, PAGE);
+    let registrations = scene.verbs.gpu.as_ref().and_then(|gpu| gpu.registrations.clone()).unwrap();
+    let reach = |pointer: u64| {
+        let tensor = memory_with_owner(&scene.gpu, pointer, PAGE, ());
+        registrations.reach(&scene.verbs.shared, &scene.gpu, &tensor.whole()).unwrap()
+    };
+    let [known, other] = [(); 2].map(|()| scene.driver.memory(PAGE));
+    assert_eq!([known, other].map(reach), [PAGE; 2]);
+    for hold in [Unordered::hold_undoing, Unordered::hold_registering] {
+        // What was at its addresses is gone: that registration ends, and then there is another one.
+        scene.driver.free_memory(other);
+        assert_eq!(scene.driver.memory(PAGE), other);
+        hold(&scene.device, true);
+        std::thread::scope(|scope| {
+            let registering = scope.spawn(|| reach(other));
+            while scene.device.undoing() == 0 {
+                std::thread::yield_now();
+            }
+            let (tell, told) = std::sync::mpsc::channel();
+            scope.spawn(move || tell.send(reach(known)));
+            let reached = told.recv_timeout(std::time::Duration::from_secs(20));
+            hold(&scene.device, false);
+            assert_eq!(reached, Ok(PAGE));
+            assert_eq!(registering.join().unwrap(), PAGE);
+        });
+    }
+}
+
 /// The driver exports no memory then, and says that it is out of memory; the GPU has enough.
 #[test]
 fn where_the_window_of_the_gpu_is_full_the_errors_name_it_and_not_the_gpu() {
@@ -671,4 +701,5 @@ by_each_import! {
     each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing,
     fenced_requests_wait_for_what_devices_bring_to_a_gpu,
     an_owner_whose_frames_no_device_registers_says_so_at_once,
+    registered_memory_is_reached_while_devices_register_other_memory,
 }

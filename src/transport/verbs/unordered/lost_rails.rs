@@ -130,6 +130,11 @@ impl Scene {
         }
     }
 
+    /// Posts a payload, of which nothing is heard.
+    pub(super) fn post_payload(&mut self, round: u64) {
+        self.post(&[WorkRequest::unsignalled(0, self.payload())], round);
+    }
+
     pub(super) fn carry_out(&mut self, operation: Operation, round: u64) -> Result<(), CompletionError> {
         self.post(&[WorkRequest::signalled(round, operation)], round);
         self.completion(round).result

@@ -3,7 +3,7 @@
 use super::calls::state;
 use super::*;
 
-/// The ports to which something has happened.
+/// What has happened to the ports.
 #[derive(Default)]
 pub(super) struct PortFaults {
     /// Those through which no answer comes.
@@ -12,6 +12,8 @@ pub(super) struct PortFaults {
     pub(super) silent: HashSet<u8>,
     /// Those that are down, as the device says when it is asked.
     down: HashSet<u8>,
+    /// The bytes of WRITEs that were posted to go through each.
+    pub(super) written: HashMap<u8, usize>,
 }
 
 impl PortFaults {
@@ -51,6 +53,20 @@ impl Unordered {
     #[cfg(test)]
     pub(super) fn used_ports(&self) -> HashSet<u8> {
         lock(&self.world.state).pairs.iter().map(|pair| pair.port).collect()
+    }
+
+    /// Has the device tell that the queue pair which has requests under way through this port is over.
+    #[cfg(test)]
+    pub(super) fn tell_of_posting(&self, port: u8) {
+        let posts = |pair: &ScriptedPair| pair.port == port && !pair.requests.is_empty();
+        let pair = lock(&self.world.state).pairs.iter().position(posts).expect("a request is under way");
+        self.tell_of_pair(sys::IBV_EVENT_QP_FATAL, pair);
+    }
+
+    /// The bytes of WRITEs that were posted to go through this port.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn written(&self, port: u8) -> usize {
+        lock(&self.world.state).ports.written.get(&port).copied().unwrap_or(0)
     }
 
     /// Has the device tell this of its port.

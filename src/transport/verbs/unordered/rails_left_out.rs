@@ -258,6 +258,26 @@ fn a_rail_that_was_lost_while_its_port_was_up_is_left_out_next_time() {
     assert_eq!(scene.device.used_ports(), HashSet::from([1, 2]));
 }
 
+/// A device tells that a pair is over, and of the request with which it has failed, in either order.
+#[test]
+fn a_rail_is_left_out_next_time_though_its_event_came_before_its_completion() {
+    for (port, others) in [(1, [2, 3]), (3, [1, 2])] {
+        let device = Unordered::new(0, false);
+        let verbs = verbs_from(&device, 1);
+        let mut scene = Scene::with_page(device, verbs, WORDS);
+        scene.round(1);
+        scene.device.cut(port);
+        scene.post_payload(2);
+        scene.device.tell_of_posting(port);
+        scene.look().unwrap();
+        assert_eq!(scene.verbs.rails_lost(), 0, "why is not known yet");
+        while scene.device.step() {}
+        let _over = scene.look();
+        let scene = again(scene);
+        assert_eq!(scene.device.used_ports(), HashSet::from(others));
+    }
+}
+
 /// Two devices are not atomic among each other, and other peers of the owner go through its first one.
 #[test]
 fn no_atomic_goes_through_another_device_than_the_first() {

@@ -424,6 +424,87 @@ fn soft_roce_is_asked_for_the_state_of_idle_queue_pairs_and_no_adapter_is() {
 }
 
 #[test]
+fn no_adapter_is_asked_for_the_state_of_queue_pairs_as_a_peer_goes() {
+    for is_soft_roce in [false, true] {
+        let device = Unordered::new(0, true);
+        let mut verbs = device.verbs(None);
+        Arc::get_mut(&mut verbs.shared).unwrap().rails[0].info.is_soft_roce = is_soft_roce;
+        let regions = readable_and_writable(&verbs);
+        let grants = || regions.each_ref().map(MemoryRegion::whole).to_vec();
+        let ([gone, mut owner], _) = connect(&verbs, || Offer { message: Vec::new(), grants: grants() });
+        drop(gone);
+        let before = lock(&device.world.state).state_queries;
+        while owner.check().is_ok() {
+            verbs.shared.hearing.hurry();
+        }
+        assert_eq!(lock(&device.world.state).state_queries > before, is_soft_roce);
+        assert_eq!(verbs.access_violations(), 0);
+    }
+}
+
+/// A poster whose device has told that the pair on which it has just posted a word is over, and has done nothing else.
+fn told_of_posting(rails: usize) -> Fixture {
+    let device = Unordered::new(0, true);
+    let verbs = device.verbs_over(rails, DEPTH as usize, None);
+    let mut fixture = over(device, &verbs, Side::Connector);
+    let remote = fixture.granted[0].1.slice(0, 8).unwrap();
+    let write = Operation::WriteInline { data: Inline::word(1), remote };
+    fixture.poster.post(&[WorkRequest::unsignalled(1, write)]).unwrap();
+    fixture.device.tell_of_posting(1);
+    verbs.shared.hearing.hurry();
+    fixture.poster.check().unwrap();
+    fixture
+}
+
+#[test]
+fn the_completion_tells_why_a_pair_is_over_though_its_event_comes_first() {
+    for rails in [1, 2] {
+        let mut fixture = told_of_posting(rails);
+        fixture.device.cut(1);
+        while fixture.device.step() {}
+        assert_eq!(fixture.poster.check().unwrap_err().reason, "the peer's device does not answer");
+    }
+}
+
+#[test]
+fn a_pair_of_which_nothing_but_its_event_comes_is_over_in_a_while() {
+    let mut fixture = told_of_posting(1);
+    let begun = std::time::Instant::now();
+    let over = loop {
+        if let Err(over) = fixture.poster.check() {
+            break over;
+        }
+        assert!(begun.elapsed().as_secs() < 60, "waited in vain");
+    };
+    assert_eq!(over.reason, "the RDMA device of this host could not go on with this connection");
+}
+
+/// The data's pair serves what the peer has a right to, and has no right to write then.
+#[test]
+fn requests_to_a_peer_that_lets_nothing_be_written_make_room() {
+    let device = Unordered::new(0, true);
+    let verbs = device.verbs_over(1, 8, None);
+    let region = verbs.allocate(64, Access::REMOTE_READ | Access::REMOTE_ATOMIC).unwrap();
+    let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let ([mut poster, _target], [granted, _]) = connect(&verbs, offer);
+    let into = verbs.allocate(64, Access::LOCAL).unwrap().whole();
+    let read = || {
+        let (local, remote) = (into.slice(0, 8).unwrap(), granted[0].slice(0, 8).unwrap());
+        WorkRequest::unsignalled(0, Operation::Read { local, remote, streaming: Streaming::Never })
+    };
+    for _ in 0..8 {
+        poster.post(&[read()]).unwrap();
+        let batch = [(); 8].map(|()| read());
+        while let Err(error) = poster.post(&batch) {
+            assert!(matches!(error, PostError::QueueFull { .. }), "{error}");
+            assert!(device.step(), "nothing makes room");
+        }
+        while device.step() {}
+        poster.check().unwrap();
+    }
+}
+
+#[test]
 fn a_heartbeat_that_fails_ends_the_connection_before_the_next_one() {
     let mut fixture = fixture(1, true, None, Side::Connector);
     let mut beat = fixture.poster.heartbeat_word(&fixture.granted[0].1.slice(0, 8).unwrap()).unwrap();

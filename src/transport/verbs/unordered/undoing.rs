@@ -1,13 +1,15 @@
-//! What was made of the device and is undone, which may take it long.
+//! What takes the device long: to undo what was made of it, and to register memory.
 
 use super::calls::state;
 use super::*;
 
-/// The calls that undo something.
+/// The calls that undo something, and those that register memory.
 #[derive(Default)]
 pub(super) struct Undoing {
     /// Whether they wait until they are told.
     is_held: bool,
+    is_registering_held: bool,
+    /// Of either kind.
     waiting: usize,
     /// Whether queue pairs are not taken back to their first state.
     pub(super) refuses_reset: bool,
@@ -20,12 +22,23 @@ impl Unordered {
         lock(&self.world.state).undoing.is_held = is_held;
     }
 
+    /// From now on calls that register memory wait, or do not any more.
+    #[cfg(feature = "cuda")]
+    pub(super) fn hold_registering(&self, is_held: bool) {
+        lock(&self.world.state).undoing.is_registering_held = is_held;
+    }
+
     /// From now on queue pairs are not taken back to their first state.
     pub(crate) fn refuse_to_stop(&self) {
         lock(&self.world.state).undoing.refuses_reset = true;
     }
 
-    /// Calls that wait to undo something.
+    /// Queue pairs and registrations that were ever made.
+    pub(crate) fn made(&self) -> u32 {
+        lock(&self.world.state).next - 1
+    }
+
+    /// Calls that wait to undo something, or to register memory.
     pub(crate) fn undoing(&self) -> usize {
         lock(&self.world.state).undoing.waiting
     }
@@ -39,7 +52,16 @@ impl Unordered {
 
 /// Waits for as long as calls that undo something are held.
 pub(super) fn wait(context: *mut sys::ibv_context) {
-    let is_held = || state(context).undoing.is_held;
+    wait_while(context, |undoing| undoing.is_held);
+}
+
+/// Waits for as long as calls that register memory are held.
+pub(super) fn wait_to_register(context: *mut sys::ibv_context) {
+    wait_while(context, |undoing| undoing.is_registering_held);
+}
+
+fn wait_while(context: *mut sys::ibv_context, is_held: impl Fn(&Undoing) -> bool) {
+    let is_held = || is_held(&state(context).undoing);
     if is_held() {
         state(context).undoing.waiting += 1;
         while is_held() {
