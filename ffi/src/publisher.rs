@@ -68,7 +68,7 @@ impl Looked {
         let source = VolatileSlice::from_ref(bytes);
         let fill = |memory: VolatileSlice<'_>| {
             if bytes.len() != memory.len() {
-                return Err(Error::Length { given: bytes.len(), expected: memory.len() });
+                return Err(Error::Length { given: bytes.len(), expected: memory.len(), unit: "bytes" });
             }
             memory.copy_from(source, Streaming::ByLength);
             Ok(())
@@ -170,7 +170,11 @@ const NO_THREAD: &str = "copies of a GPU take a publisher with a thread: set `ba
 /// Fails if these are not the bytes of a version, before what was begun is given up for them.
 fn expect_length(publisher: &BackgroundPublisher<NamedFabric>, bytes: &[u8]) -> Result<(), Error> {
     let expected = publisher.bytes();
-    if bytes.len() == expected { Ok(()) } else { Err(Error::Length { given: bytes.len(), expected }) }
+    if bytes.len() == expected {
+        Ok(())
+    } else {
+        Err(Error::Length { given: bytes.len(), expected, unit: "bytes" })
+    }
 }
 
 /// Takes the version that was begun, to be committed at once: it stays while a GPU copies into it, and is given up if a

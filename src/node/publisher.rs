@@ -239,7 +239,7 @@ impl<T: Transport> Publisher<T> {
     ) -> Result<Version, Error> {
         let expected = self.shard.frames.geometry().payload_bytes as usize;
         if bytes.len() != expected {
-            return Err(Error::Length { given: bytes.len(), expected });
+            return Err(Error::Length { given: bytes.len(), expected, unit: "bytes" });
         }
         let source = VolatileSlice::from_ref(bytes);
         self.publish_begin(timeout)?.copy_from(source, Streaming::ByLength);

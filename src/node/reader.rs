@@ -582,7 +582,7 @@ impl<T: Transport> Reader<T> {
     /// anything.
     pub fn pull_into(&mut self, into: &mut [u8], wanted: Wanted, timeout: Duration) -> Result<Fresh, Error> {
         if into.len() != self.copy_bytes() {
-            return Err(Error::Length { given: into.len(), expected: self.copy_bytes() });
+            return Err(Error::Length { given: into.len(), expected: self.copy_bytes(), unit: "bytes" });
         }
         let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
         if self.link.expect_in_place().is_err() || is_checked || wanted.exact().is_some() {
