@@ -339,6 +339,7 @@ impl Diagnostic for Error {
             #[cfg(feature = "cuda")]
             Error::Gpu(error) => error.is_retryable(),
             Error::Post { source, .. } => source.is_retryable(),
+            Error::Pull { source, .. } => source.is_retryable(),
             Error::Group(error) => error.is_retryable(),
             _ => false,
         }
@@ -382,8 +383,8 @@ impl Error {
             }
             Error::LastVersion { .. } => "begin a new job with these parameters",
             Error::Pinned { .. } => "use more frames (readers + 2)",
-            Error::InFlight { .. } => "finish or retry the operation that failed first",
             Error::Length { .. } => "give exactly as many",
+            Error::InFlight { .. } => "finish or retry the operation that failed first",
             Error::Encoding { .. } => "use `encode`",
             Error::Thread { .. } => "raise the limit on processes (ulimit -u)",
             Error::FoldPanicked { .. } => "this is a bug, please report it",

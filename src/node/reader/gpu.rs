@@ -88,6 +88,7 @@ impl<T: Transport> Reader<T> {
                 None => wanted.bound(),
                 Some(most) => {
                     let newest = self.newest_async(deadline - runtime.now()).await?;
+                    self.expect_within(wanted, newest)?;
                     let oldest = Version::new(newest.get().saturating_sub(most));
                     Bound::version(oldest.max(wanted.bound().version))
                 }
