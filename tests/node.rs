@@ -495,7 +495,7 @@ fn pulls_into_memory_of_its_own<T: Transport + Clone>(transport: &T, address: &A
             assert!(matches!(late, Error::Deadline { .. }), "{late}");
         }
         let error = reader.pull_into(&mut memory[1..], Wanted::newest(), TIMEOUT).unwrap_err();
-        assert!(matches!(error, Error::Length { given: 63, expected: 64 }), "{error}");
+        assert!(matches!(error, Error::Length { given: 63, expected: 64, .. }), "{error}");
     });
 }
 

@@ -22,7 +22,7 @@ mod weights {
 }
 
 use slackline::weights::{PublisherOptions, Reader, ReaderOptions, Wanted};
-use slackline::{Address, ElementType, Error, Shm, Table, TableError, VersionTag};
+use slackline::{Address, ElementType, Error, Shm, Table, TableError, Version, VersionTag};
 
 use weights::plane::{TIMEOUT, bytes, publisher, table};
 
@@ -52,7 +52,19 @@ fn a_draft_that_is_dropped_is_never_published_and_only_one_is_open() {
     }
     let short = publisher.publish(&[1, 2, 3], VersionTag::default(), TIMEOUT).unwrap_err();
     assert!(matches!(short, Error::Length { given: 3, .. }), "{short}");
+    assert!(short.to_string().contains("3 bytes were given for"), "{short}");
     assert_eq!(publisher.version().get(), 5);
+    // Three frames hold three versions still.
+    assert_eq!(reader.snapshot(Wanted::exactly(Version::new(3)), TIMEOUT).unwrap().bytes(), bytes(3));
+}
+
+#[test]
+fn a_draft_whose_publisher_was_dropped_is_not_published() {
+    let publisher = publisher(Shm::new(), &Address::random(), PublisherOptions::default());
+    let draft = publisher.draft(TIMEOUT).unwrap();
+    drop(publisher);
+    let gone = draft.commit(VersionTag::default()).unwrap_err();
+    assert!(gone.to_string().contains("the publisher was dropped"), "{gone}");
 }
 
 fn draft_end() -> u64 {

@@ -339,7 +339,7 @@ fn pull_status(error: &PullError) -> Status {
         PullError::Epoch { .. } | PullError::Disconnected(_) | PullError::Completion(_) => Status::ServerLost,
         PullError::Damaged { .. } | PullError::Checksum { .. } => Status::Damaged,
         PullError::Busy => Status::OutOfTurn,
-        PullError::Gone { .. } => Status::VersionGone,
+        PullError::Gone { .. } | PullError::TooOld { .. } => Status::VersionGone,
         PullError::ChecksumOnGpu => Status::Unsupported,
         PullError::Post(error) => post_status(error),
         _ => Status::Internal,

@@ -250,7 +250,7 @@ pub(crate) fn class_of(error: &Error) -> Class {
         | Error::Publish { source: PublishError::Disconnected(_) | PublishError::Completion(_), .. } => {
             Class::PeerGone
         }
-        Error::Pull { source: PullError::Gone { .. }, .. } => Class::Stale,
+        Error::Pull { source: PullError::Gone { .. } | PullError::TooOld { .. }, .. } => Class::Stale,
         Error::Pull { source: PullError::Checksum { .. }, .. } => Class::DigestMismatch,
         Error::Pin { source: PinError::NotMapped | PinError::OnGpu, .. } => Class::Unsupported,
         Error::Connect(error) => connect_class(error),

@@ -134,7 +134,7 @@ impl LocalOptimizer {
     pub fn step(&mut self, gradient: &[f32], parameters: &mut [f32]) -> Result<(), Error> {
         for elements in [gradient.len(), parameters.len()] {
             if elements != self.elements {
-                return Err(Error::Length { given: elements, expected: self.elements });
+                return Err(Error::Length { given: elements, expected: self.elements, unit: "values" });
             }
         }
         let learning_rate = self.schedule.rate(self.learning_rate, self.steps);

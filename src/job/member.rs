@@ -16,6 +16,7 @@ use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRol
 use super::transports::Transports;
 use crate::channel::Secret;
 use crate::diagnostic::{Diagnostic, remedy_of};
+use crate::mem::ForkGuard;
 use crate::transport::{Address, TransportKind};
 
 /// The time between two questions for a message that is due. A message that is sent wakes the thread.
@@ -128,6 +129,8 @@ pub struct JobMember<C: Conversation> {
 }
 
 struct MemberShared<C> {
+    /// The thread is not in a forked child, and may have held the state for ever there.
+    guard: ForkGuard,
     state: Mutex<MemberState<C>>,
     changed: Condvar,
     /// Wakes the thread.
@@ -153,8 +156,11 @@ impl<C> MemberShared<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state and wakes the thread, which looks at it.
+    /// Changes the state and wakes the thread, which looks at it. A forked child leaves the membership to its parent.
     fn tell(&self, change: impl FnOnce(&mut MemberState<C>)) {
+        if self.guard.is_inherited() {
+            return;
+        }
         change(&mut self.state());
         // It fails only where the counter is full: the thread is awake then.
         let _counted = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -189,7 +195,12 @@ impl<C: Conversation> JobMember<C> {
         };
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| rendezvous::RendezvousError::Thread(errno.into()))?;
-        let shared = Arc::new(MemberShared { state: Mutex::new(state), changed: Condvar::new(), wake });
+        let shared = Arc::new(MemberShared {
+            guard: ForkGuard::new(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            wake,
+        });
         let kept = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("slackline-job".into())
@@ -410,4 +421,45 @@ fn turn<C: Conversation>(
         shared.changed.notify_all();
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::job::messages::EndOnly;
+    use crate::mem::{alone, true_in_a_forked_child};
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parents_membership() {
+        if !alone("job::member::tests::a_forked_child_waits_for_no_lock_of_its_parents_membership") {
+            return;
+        }
+        let state = MemberState {
+            conversation: EndOnly::default(),
+            members: Vec::new(),
+            outgoing: Vec::new(),
+            announcement: None,
+            silence: None,
+            end: None,
+            sending: false,
+            leaving: false,
+        };
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (guard, state) = (ForkGuard::new(), Mutex::new(state));
+        let shared = Arc::new(MemberShared { guard, state, changed: Condvar::new(), wake });
+        // As the membership's thread may when its process forks.
+        let held = shared.state();
+        assert!(true_in_a_forked_child(|| {
+            let (tell, told) = channel();
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || {
+                shared.tell(|state| state.leaving = true);
+                let _unheard = tell.send(());
+            });
+            told.recv_timeout(Duration::from_secs(10)).is_ok()
+        }));
+        assert!(!held.leaving, "that is the parent's");
+    }
 }

@@ -180,13 +180,15 @@ pub enum Error {
         "a server's table must be f32 throughout, with nothing between its tensors (gradients may be bf16 or f16)"
     )]
     NotF32,
-    /// The initial values have another length than the shard.
-    #[error("{given} values were given for {expected}")]
+    /// An array, or memory, has another length than the table or the shard that it is for.
+    #[error("{given} {unit} were given for {expected}; {}", self.help())]
     Length {
-        /// The number of values that were given.
+        /// The length that was given, in `unit`.
         given: usize,
-        /// The number of values that the shard has.
+        /// The length that is needed, in `unit`.
         expected: usize,
+        /// The unit of both: "values" or "bytes".
+        unit: &'static str,
     },
     /// Memory is lent to a request that has not ended.
     #[error("the {what} is still in use by a request in flight: {}", self.help())]
@@ -298,7 +300,8 @@ impl Diagnostic for Error {
             Error::Checkpoint(_) => "writing or reading a checkpoint",
             Error::Group(_) => "averaging in a group",
             Error::InFlight { .. } => "reusing memory",
-            Error::NotF32 | Error::Length { .. } | Error::Option { .. } | Error::Thread { .. } => "starting",
+            Error::Length { .. } => "taking an array",
+            Error::NotF32 | Error::Option { .. } | Error::Thread { .. } => "starting",
             Error::Scheme { .. } | Error::SchemeConfig(_) => "making the scheme",
         }
     }
@@ -336,6 +339,7 @@ impl Diagnostic for Error {
             #[cfg(feature = "cuda")]
             Error::Gpu(error) => error.is_retryable(),
             Error::Post { source, .. } => source.is_retryable(),
+            Error::Pull { source, .. } => source.is_retryable(),
             Error::Group(error) => error.is_retryable(),
             _ => false,
         }
@@ -379,6 +383,7 @@ impl Error {
             }
             Error::LastVersion { .. } => "begin a new job with these parameters",
             Error::Pinned { .. } => "use more frames (readers + 2)",
+            Error::Length { .. } => "give exactly as many",
             Error::InFlight { .. } => "finish or retry the operation that failed first",
             Error::Encoding { .. } => "use `encode`",
             Error::Thread { .. } => "raise the limit on processes (ulimit -u)",

@@ -239,7 +239,7 @@ impl<T: Transport> Publisher<T> {
     ) -> Result<Version, Error> {
         let expected = self.shard.frames.geometry().payload_bytes as usize;
         if bytes.len() != expected {
-            return Err(Error::Length { given: bytes.len(), expected });
+            return Err(Error::Length { given: bytes.len(), expected, unit: "bytes" });
         }
         let source = VolatileSlice::from_ref(bytes);
         self.publish_begin(timeout)?.copy_from(source, Streaming::ByLength);
@@ -318,10 +318,14 @@ impl<T: Transport> Publisher<T> {
         &self.shard.frames
     }
 
-    /// Says of the version at which it begins that it is this publisher's, or no publisher's (0).
+    /// Says of the version at which it begins that it is this publisher's. If it is no publisher's (0), no reader takes
+    /// it, and none may be let in before the first copy is there.
     pub(super) fn begin_as_relay(&mut self, origin: u64) {
-        let frames = &self.shard.frames;
+        let frames = &mut self.shard.frames;
         frames.set_label(frames.latest().frame, FrameLabel { origin, ..FrameLabel::default() });
+        if origin == 0 {
+            frames.withhold_initial();
+        }
         // Only the publisher knows all relays.
         self.shard.tree = None;
     }

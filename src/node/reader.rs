@@ -202,11 +202,11 @@ async fn connect_in_tree<T: Transport>(
             return Err(Error::Shards { reason: "the publisher names no owner to read from".into() });
         };
         let address = address.as_ref().unwrap_or(publisher);
-        let is_last = owners.len() == 0;
+        let (to_ask, is_last) = (owners.len() as u32 + 1, owners.len() == 0);
         let left = deadline - runtime.now();
         let waits = (is_last || *number == TreePosition::PUBLISHER).then_some((ticket, left));
         // No owner takes the time of those that are still to be asked, or are to be asked again.
-        let asked = if is_last && refused.is_none() { left } else { left.min(ASK_FOR) };
+        let asked = if is_last && refused.is_none() { left } else { ASK_FOR.min(left / to_ask) };
         let error = match Link::connect(transport, address, reader(doorbell, waits), None, asked).await {
             Ok(link) => return Ok(link),
             // Room that will come is worth more than the reason for which the last owner cannot be reached.
@@ -583,7 +583,7 @@ impl<T: Transport> Reader<T> {
     /// anything.
     pub fn pull_into(&mut self, into: &mut [u8], wanted: Wanted, timeout: Duration) -> Result<Fresh, Error> {
         if into.len() != self.copy_bytes() {
-            return Err(Error::Length { given: into.len(), expected: self.copy_bytes() });
+            return Err(Error::Length { given: into.len(), expected: self.copy_bytes(), unit: "bytes" });
         }
         let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
         if self.link.expect_in_place().is_err() || is_checked || wanted.exact().is_some() {

@@ -147,6 +147,7 @@ impl Relay {
             {
                 // Its address is free, and its readers are told, before it begins once more.
                 drop(passing);
+                told.report().readers.clear();
                 let begun = matches!(error, Error::AnotherPublisher | Error::AnotherTable { .. })
                     .then(|| again(&told))
                     .flatten();

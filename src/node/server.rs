@@ -323,7 +323,11 @@ impl<T: Transport> Server<T> {
         let mut shard = Shard::new(transport, address, config)?;
         let payload = shard.frames.payload(0);
         if payload.len() != std::mem::size_of_val(start.parameters) {
-            return Err(Error::Length { given: start.parameters.len(), expected: payload.len() / 4 });
+            return Err(Error::Length {
+                given: start.parameters.len(),
+                expected: payload.len() / 4,
+                unit: "values",
+            });
         }
         let gpu = shard.transport().gpu().cloned();
         payloads::write(&payload, gpu.as_ref(), start.parameters)?;

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 pub(super) use self::decider::Decider;
 use self::departing::DepartingPeers;
+pub(super) use self::inherited::expect_owner;
 use self::joining::JoiningPeers;
 use self::queue::ReaderQueue;
 pub use self::reason::DisconnectReason;

@@ -574,7 +574,7 @@ pub(super) fn of_caller<T: Transport>(
 ) -> Result<Buffer, Error> {
     let (memory, expected) = (memory.into_host_memory().map_err(RegisterError::from)?, bytes as usize);
     if memory.len() != expected {
-        return Err(Error::Length { given: memory.len(), expected });
+        return Err(Error::Length { given: memory.len(), expected, unit: "bytes" });
     }
     let region = transport.register(memory, Access::LOCAL)?;
     Buffer::new(region).ok_or(Error::InFlight { what: "memory just registered" })

@@ -77,6 +77,11 @@ impl DeltaHeader {
     /// In `bytes`: the difference did not fit the slot, and the version is read whole.
     const WHOLE_ONLY: u64 = u64::MAX;
 
+    /// The checksum of the whole version, if there is one.
+    fn whole_checksum(self) -> Option<u64> {
+        (self.checksum != 0).then_some(self.checksum)
+    }
+
     fn to_words(self) -> [u64; 8] {
         let DeltaHeader { sequence, version, base, epoch, bytes, checksum } = self;
         [sequence, version.get(), base.get(), epoch, bytes, checksum, 0, 0]

@@ -143,6 +143,12 @@ impl Frames {
         self.write_header(self.latest.frame, header);
     }
 
+    /// Has no reader take the first version, which is no owner's: before the first peer joins.
+    pub(crate) fn withhold_initial(&mut self) {
+        let frame = self.latest.frame;
+        self.write_header(frame, FrameHeader { sequence: 1, ..self.header(frame) });
+    }
+
     /// Returns the layout of the frames.
     pub fn geometry(&self) -> &FrameGeometry {
         &self.geometry

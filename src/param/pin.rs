@@ -269,14 +269,22 @@ impl Pins {
     }
 }
 
-/// Whether the header in this line says that the frame has a version, once all loads of the frame before are done.
+/// Whether the header in this line says that the frame has a version, once all loads of the frame before are done. It
+/// looks again for a moment at one that is marked as being written: the owner marks a frame, looks at the pins, and
+/// takes the mark of a pinned one back.
 fn is_version(line: VolatileSlice<'_>, version: Version) -> bool {
     // The loads of the bytes come before that of the header.
     if !mutant!("intact_fence") {
         fence(Acquire);
     }
-    let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
-    header.is_whole() && header.version == version
+    for _ in 0..ATTEMPTS {
+        let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
+        if header.is_whole() || header.version != version {
+            return header.is_whole() && header.version == version;
+        }
+        pause();
+    }
+    false
 }
 
 /// Looks whether a frame that was pinned is still what it was: see [`Pins::is_intact`].

@@ -132,6 +132,8 @@ pub struct Pull {
     follow: Follow,
     /// The frame in which an older version is looked for.
     searched: u8,
+    /// A frame of that number was marked as being written, and how often all were searched again for it.
+    marked: (bool, u8),
     /// The result.
     pulled: Pulled,
     outstanding: u32,
@@ -227,6 +229,7 @@ impl Pull {
             look_proves: None,
             follow: Follow::default(),
             searched: 0,
+            marked: (false, 0),
             pulled: Pulled::default(),
             outstanding: 0,
             failed: None,
@@ -277,7 +280,7 @@ impl Pull {
         self.partial = None;
         self.options = options;
         self.amend(bound);
-        self.is_suspect = false;
+        (self.is_suspect, self.marked) = (false, (false, 0));
         (self.retries, self.has_lost_copy, self.is_overtaken) = (0, false, false);
         self.state = PullStep::Begin;
         Ok(())

@@ -92,6 +92,28 @@ fn a_frame_that_was_lost_is_not_taken_for_intact() {
     });
 }
 
+/// The owner marks the frame, finds the pin and takes the mark back: meanwhile nothing of the frame was written.
+#[test]
+fn a_pin_that_was_given_is_intact_until_it_is_let_go() {
+    explore(3, |accepted| {
+        let (mut frames, source) = shard(2, 8);
+        let (mut pins, inbox) = peer(&frames, source);
+        let reader = thread::spawn(move || {
+            let is_held = pins.hold(Bound::NONE).unwrap().is_some();
+            assert!(!is_held || pins.is_intact(), "a pinned frame is taken for written");
+            is_held
+        });
+        for version in [1, 2].map(Version::new) {
+            if let Ok(frame) = frames.begin(version, |frame| inbox.pins(frame)) {
+                frames.commit(frame, version, Clock::new(0));
+            }
+        }
+        if reader.join().unwrap() {
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}
+
 /// A peer's pins, and the inbox where the owner finds them.
 fn peer(frames: &Frames, source: FrameSource) -> (Pins, PeerInbox) {
     let page = region(PeerInbox::page_bytes(0));

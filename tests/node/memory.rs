@@ -94,7 +94,7 @@ fn a_worker_refuses_memory_that_does_not_fit_and_goes_on_with_its_own() {
     odd.bytes -= 8;
     let parameters = train(Shm::new(), &Address::random(), 2, |_, worker| {
         let error = worker.use_memory(Some(short.lend()), None).unwrap_err();
-        assert!(matches!(error, Error::Length { given: 8, expected: 4000 }), "{error}");
+        assert!(matches!(error, Error::Length { given: 8, expected: 4000, .. }), "{error}");
         let error = worker.use_memory(Some(good.lend()), Some(odd.lend())).unwrap_err();
         assert!(error.to_string().contains("multiple of 8"), "{error}");
         assert!(![&short, &good, &odd].iter().any(|tensor| tensor.is_lent()));
@@ -135,7 +135,7 @@ fn a_reader_refreshes_memory_of_the_caller_and_gives_back_what_it_had() {
                 Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
             let tensors = [(); 2].map(|()| Tensor::new(128));
             let error = reader.use_memory(Tensor::new(64).lend()).unwrap_err();
-            assert!(matches!(error, Error::Length { given: 64, expected: 128 }), "{error}");
+            assert!(matches!(error, Error::Length { given: 64, expected: 128, .. }), "{error}");
             for tensor in [&tensors[0], &tensors[1], &tensors[0]] {
                 reader.use_memory(tensor.lend()).unwrap();
                 assert!(matches!(reader.bytes(), Err(Error::OutOfTurn { .. })), "nothing is in it yet");

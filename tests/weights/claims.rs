@@ -20,6 +20,7 @@ macro_rules! weights {
             }
             relay {
                 a_version_is_the_same_behind_a_chain_of_relays
+                a_version_that_a_relay_has_not_copied_is_gone
                 what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses
                 a_relay_whose_owner_is_lost_goes_on_with_the_next
                 a_relay_without_any_owner_goes_on_serving_what_it_has

@@ -91,6 +91,8 @@ pub(crate) fn a_reader_by_differences_has_the_bytes_of_the_whole<T: Transport + 
         let fresh = copies.refresh_to(version, TIMEOUT).unwrap();
         assert_eq!((fresh.version, fresh.behind, fresh.tag.step), (version, 0, version.get() * 10));
         assert!(copies.bytes().unwrap() == weights.bytes, "version {version:?} by refresh");
+        let again = copies.refresh_to(version, TIMEOUT).unwrap();
+        assert_eq!((fresh.copied, again.copied, again.version), (true, false, version));
         if round % 2 == 0 {
             let wanted =
                 if round % 4 == 0 { Wanted::exactly(version) } else { Wanted::newest().max_staleness(0) };

@@ -1,5 +1,7 @@
 //! Copies that end with an error, and what their reader does next.
 
+use std::time::Duration;
+
 use slackline::internals::param::PullError;
 use slackline::weights::{
     BackgroundPublisher, DeltaOptions, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted,
@@ -46,6 +48,27 @@ fn the_error_of_a_copy_is_its_own_and_not_that_of_another_question() {
     // It has ended the copy, and nothing else.
     assert_eq!(reader.poll(slackline::now()).unwrap(), None);
     assert_eq!(reader.snapshot(Wanted::newest(), TIMEOUT).unwrap().bytes(), bytes(10));
+}
+
+#[test]
+fn a_version_by_its_number_is_that_one_or_an_error_at_once_if_it_is_too_old() {
+    let publisher = publisher(Tcp::new(), &at(), PublisherOptions::default());
+    let mut reader =
+        Reader::connect(Tcp::new(), &publisher.address(), ReaderOptions::default(), TIMEOUT).unwrap();
+    for number in 1..=8 {
+        publisher.publish(&bytes(number), VersionTag::default(), TIMEOUT).unwrap();
+    }
+    let (before, newest) = (Version::new(7), Version::new(8));
+    assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version, newest);
+    let (mut own, wanted) = (bytes(0), Wanted::exactly(before));
+    let fresh = reader.pull_into(&mut own, wanted.max_staleness(5), TIMEOUT).unwrap();
+    assert_eq!((fresh.version, fresh.behind, own), (before, 1, bytes(7)));
+    let too_old = reader.snapshot(wanted.max_staleness(0), Duration::from_secs(5)).unwrap_err();
+    let Error::Pull { source: PullError::TooOld { version, newest: seen, most_behind: 0 }, .. } = too_old
+    else {
+        panic!("{too_old}")
+    };
+    assert_eq!((version, seen), (before, newest));
 }
 
 /// More than a reader reads between two looks, each of which proves what has come before.

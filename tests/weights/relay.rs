@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use slackline::internals::param::PullError;
 use slackline::weights::{PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
-use slackline::{Address, Diagnostic, Error, Transport, VersionTag};
+use slackline::{Address, Diagnostic, Error, Transport, Version, VersionTag};
 
 use super::plane::{TIMEOUT, beside, bytes, publisher};
 
@@ -58,6 +59,19 @@ pub(crate) fn a_version_is_the_same_behind_a_chain_of_relays<T: Transport + Clon
     until("the second relay tells what its reader holds", || {
         second.readers().iter().any(|reader| reader.behind == 0 && reader.holds.is_some())
     });
+}
+
+pub(crate) fn a_version_that_a_relay_has_not_copied_is_gone<T: Transport + Clone>(
+    transport: T,
+    at: &Address,
+) {
+    let publisher = publisher(transport.clone(), at, PublisherOptions::default());
+    publisher.publish(&bytes(1), VersionTag::default(), TIMEOUT).unwrap();
+    let relay = relay(&transport, &[publisher.address()], at);
+    let mut reader = reader(&transport, relay.address());
+    assert_eq!(reader.snapshot(Wanted::newest(), TIMEOUT).unwrap().bytes(), bytes(1));
+    let gone = reader.snapshot(Wanted::exactly(Version::new(0)), TIMEOUT).map(|zeros| *zeros.fresh());
+    assert!(matches!(gone, Err(Error::Pull { source: PullError::Gone { .. }, .. })), "{gone:?}");
 }
 
 pub(crate) fn what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses<T: Transport + Clone>(
@@ -154,6 +168,7 @@ pub(crate) fn a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
     let failure = relay.failure().unwrap();
     assert!(matches!(&*failure, Error::AnotherPublisher), "{failure}");
     assert_eq!(failure.remedy().as_deref(), Some("start the relay again"));
+    assert!(relay.readers().is_empty(), "their connections have ended");
     let lost = loop {
         match far.snapshot(Wanted::newest(), TIMEOUT) {
             Ok(snapshot) => assert_eq!(snapshot.bytes(), bytes(3), "its memory outlives it for a moment"),

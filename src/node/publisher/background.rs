@@ -10,11 +10,12 @@ use super::super::copies::Copies;
 use super::super::payloads::on_host;
 use super::super::record::digests;
 use super::super::runtime::{Runtime, complete};
+use super::super::shard::expect_owner;
 use super::super::wait::{Backoff, WaitTurn, wait};
 use super::super::{Error, Idle, now};
 use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
-use crate::mem::{LocalSlice, OutOfBounds, OwnThread, Streaming, VolatileSlice};
+use crate::mem::{ForkGuard, LocalSlice, OutOfBounds, OwnThread, Streaming, VolatileSlice};
 use crate::param::PendingDelta;
 use crate::table::Table;
 use crate::time::Duration;
@@ -35,7 +36,8 @@ const AWAKE_FOR: Duration = Duration::from_millis(100);
 /// A [`Publisher`] in the hands of a thread of its own, which takes readers in and notices which are gone. Its methods
 /// may be called from any thread; versions are published one after the other.
 ///
-/// Dropped, it is gone once no [`Draft`] of it is open, and its readers are told so.
+/// Dropped, it is gone once no [`Draft`] of it is open, and its readers are told so. A process that was forked from its
+/// owner's has nothing of it but its address, its table and its epoch: versions and readers are none there.
 ///
 /// ```
 /// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
@@ -66,6 +68,11 @@ pub struct BackgroundPublisher<T: Transport> {
 
 pub(super) struct Shared<T: Transport> {
     publisher: Mutex<Publisher<T>>,
+    /// In a forked child any lock may be held for ever, by a thread that is not there.
+    pub(super) guard: ForkGuard,
+    address: Address,
+    table: Table,
+    epoch: u64,
     /// The draft that a GPU still copies, after its owner has let go of it.
     #[cfg(feature = "cuda")]
     copying: Mutex<Option<super::gpu::Copying>>,
@@ -79,11 +86,25 @@ pub(super) struct Shared<T: Transport> {
     is_over: AtomicBool,
 }
 
+/// The publisher of a draft that is to be published was dropped.
+pub(super) const GONE: Error = Error::OutOfTurn { operation: "publish", reason: "the publisher was dropped" };
+
 impl<T: Transport> Shared<T> {
     /// The publisher is held for the time of a look or of a few stores, never while memory is filled.
     pub(super) fn publisher(&self) -> MutexGuard<'_, Publisher<T>> {
         // What a panic has left behind is frames that are whole, or marked as being written.
         self.publisher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a look at the publisher says; nothing in a forked child.
+    pub(super) fn look<R: Default>(&self, look: impl FnOnce(&Publisher<T>) -> R) -> R {
+        if self.guard.is_inherited() { R::default() } else { look(&self.publisher()) }
+    }
+
+    /// Checks that the publisher is there, to publish a version.
+    pub(super) fn expect_there(&self) -> Result<(), Error> {
+        expect_owner(self.guard, "publish")?;
+        if self.is_over.load(Relaxed) { Err(GONE) } else { Ok(()) }
     }
 
     /// Has the thread look now.
@@ -137,8 +158,13 @@ impl<T: Transport> Publisher<T> {
     pub fn into_background(mut self) -> Result<BackgroundPublisher<T>, Error> {
         let sleeps = self.shard.idle() == Idle::Sleep;
         let arrivals = self.shard.watch_arrivals();
+        let (address, table, epoch) = (self.address(), self.table().clone(), self.epoch());
         let shared = Arc::new(Shared {
             publisher: Mutex::new(self),
+            guard: ForkGuard::new(),
+            address,
+            table,
+            epoch,
             #[cfg(feature = "cuda")]
             copying: Mutex::new(None),
             #[cfg(feature = "cuda")]
@@ -178,39 +204,39 @@ impl<T: Transport> Publisher<T> {
 impl<T: Transport> BackgroundPublisher<T> {
     /// Returns the address at which readers reach this publisher.
     pub fn address(&self) -> Address {
-        self.shared.publisher().address()
+        self.shared.address.clone()
     }
 
     /// The table.
     pub fn table(&self) -> Table {
-        self.shared.publisher().table().clone()
+        self.shared.table.clone()
     }
 
     /// The bytes of a version.
     #[doc(hidden)]
     pub fn bytes(&self) -> usize {
-        self.shared.publisher().table().bytes() as usize
+        self.shared.table.bytes() as usize
     }
 
     /// This incarnation of the publisher: a random number.
     pub fn epoch(&self) -> u64 {
-        self.shared.publisher().epoch()
+        self.shared.epoch
     }
 
     /// The newest version.
     pub fn version(&self) -> Version {
-        self.shared.publisher().version()
+        self.shared.look(Publisher::version)
     }
 
     /// Readers that ever joined.
     #[doc(hidden)]
     pub fn joined(&self) -> u64 {
-        self.shared.publisher().joined()
+        self.shared.look(Publisher::joined)
     }
 
     /// The readers that are in, each with the version that it holds.
     pub fn readers(&self) -> Vec<ReaderStatus> {
-        self.shared.publisher().readers()
+        self.shared.look(Publisher::readers)
     }
 
     /// Publishes `bytes`, the whole table, as the next version: one copy, into memory that readers read.
@@ -218,11 +244,12 @@ impl<T: Transport> BackgroundPublisher<T> {
     /// # Errors
     /// As [`draft`](Self::draft), and if `bytes` has another length than the table.
     pub fn publish(&self, bytes: &[u8], tag: VersionTag, timeout: Duration) -> Result<Version, Error> {
-        let mut draft = self.draft(timeout)?;
-        let expected = draft.memory.len();
+        // Before a frame is waited for, which is an older version's until then.
+        let expected = self.bytes();
         if bytes.len() != expected {
-            return Err(Error::Length { given: bytes.len(), expected });
+            return Err(Error::Length { given: bytes.len(), expected, unit: "bytes" });
         }
+        let mut draft = self.draft(timeout)?;
         draft.memory()?.copy_from(VolatileSlice::from_ref(bytes), Streaming::ByLength);
         draft.commit(tag)
     }
@@ -233,6 +260,7 @@ impl<T: Transport> BackgroundPublisher<T> {
     /// # Errors
     /// It has to wait for longer; another draft is open; there are no more versions.
     pub fn draft(&self, timeout: Duration) -> Result<Draft<T>, Error> {
+        expect_owner(self.shared.guard, "begin a version")?;
         let runtime = Runtime::default();
         let mut is_copying = false;
         let begun = wait(&runtime, runtime.now() + timeout, |_| {
@@ -272,6 +300,7 @@ impl<T: Transport> BackgroundPublisher<T> {
         readers: usize,
         timeout: Duration,
     ) -> Result<Vec<ReaderStatus>, Error> {
+        expect_owner(self.shared.guard, "wait for readers")?;
         let runtime = Runtime::default();
         let mut holding = 0;
         let held = wait(&runtime, runtime.now() + timeout, |_| {
@@ -365,6 +394,7 @@ impl<T: Transport> Draft<T> {
     /// # Errors
     /// The publisher is gone, or a GPU still copies into the draft.
     pub fn commit(mut self, tag: VersionTag) -> Result<Version, Error> {
+        self.shared.expect_there()?;
         self.expect_copied()?;
         self.shared.write_delta();
         self.is_open = false;
@@ -377,10 +407,10 @@ impl<T: Transport> Draft<T> {
     /// # Errors
     /// The publisher is gone, a GPU still copies into the draft, or its memory is that of a GPU.
     pub fn commit_recorded(mut self, tag: VersionTag) -> Result<Publication, Error> {
+        self.shared.expect_there()?;
         self.expect_copied()?;
-        let table = self.shared.publisher().table().clone();
-        // Readers come and go meanwhile.
-        let digests = digests(table.tensors().iter(), self.memory()?);
+        let shared = self.shared.clone();
+        let digests = digests(shared.table.tensors().iter(), self.memory()?);
         self.shared.write_delta();
         self.is_open = false;
         self.shared.publisher().commit_recorded(tag, digests)
@@ -392,6 +422,12 @@ impl<T: Transport> Drop for Draft<T> {
         if !self.is_open {
             return;
         }
+        if self.shared.guard.is_inherited() {
+            // It is the owner's, and so are the copies of its GPU.
+            #[cfg(feature = "cuda")]
+            std::mem::forget(std::mem::take(&mut self.copies));
+            return;
+        }
         #[cfg(feature = "cuda")]
         if !matches!(self.copies.are_done(), Ok(true) | Err(_)) {
             // The frame is another version's only once the GPU writes it no more.
@@ -399,5 +435,54 @@ impl<T: Transport> Drop for Draft<T> {
             return self.hand_over(super::gpu::Copying::dropped(copies));
         }
         self.shared.publisher().publish_abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::mem::{alone, true_in_a_forked_child};
+    use crate::node::PublisherOptions;
+    use crate::table::ElementType;
+    use crate::transport::shm::Shm;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parents_publisher() {
+        const NAME: &str = "node::publisher::background::tests::\
+                            a_forked_child_waits_for_no_lock_of_its_parents_publisher";
+        if !alone(NAME) {
+            return;
+        }
+        let (at, table) = (Address::random(), Table::flat(8, ElementType::U8).unwrap());
+        let publisher = Publisher::new(Shm::new(), &at, table.clone(), PublisherOptions::default()).unwrap();
+        let publisher = publisher.into_background().unwrap();
+        let draft = publisher.draft(PATIENCE).unwrap();
+        let (address, shared) = (publisher.address(), publisher.shared.clone());
+        let mut both = Some((publisher, draft));
+        // As the publisher's thread may when its process forks.
+        let held = shared.publisher();
+        assert!(true_in_a_forked_child(|| {
+            let (tell, told) = channel();
+            let both = both.take();
+            std::thread::spawn(move || {
+                let (publisher, draft) = both.unwrap();
+                let is_refused = |error: Error| error.to_string().contains("forked from the owner");
+                let is_left_alone = publisher.draft(PATIENCE).is_err_and(is_refused)
+                    && publisher.publish(&[7; 8], VersionTag::default(), PATIENCE).is_err_and(is_refused)
+                    && publisher.wait(Version::new(0), 0, PATIENCE).is_err_and(is_refused)
+                    && (publisher.version(), publisher.readers().len()) == (Version::new(0), 0)
+                    && (publisher.address(), publisher.table()) == (address, table);
+                drop((draft, publisher));
+                let _unheard = tell.send(is_left_alone);
+            });
+            told.recv_timeout(Duration::from_secs(10)) == Ok(true)
+        }));
+        drop(held);
+        let (publisher, draft) = both.unwrap();
+        assert_eq!(draft.commit(VersionTag::default()).unwrap(), publisher.version());
     }
 }

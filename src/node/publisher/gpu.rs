@@ -11,8 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::super::Error;
 use super::super::copies::Copies;
 use super::super::runtime::{Runtime, complete};
+use super::super::shard::expect_owner;
 use super::super::wait::{WaitTurn, wait};
-use super::background::{BackgroundPublisher, Draft, Shared};
+use super::Publisher;
+use super::background::{BackgroundPublisher, Draft, GONE, Shared};
 use crate::clock::{Version, VersionTag};
 use crate::cuda::{GpuError, GpuFrames, GpuSlice, GpuStream};
 use crate::table::Encoding;
@@ -81,13 +83,12 @@ impl Drop for Copying {
     }
 }
 
-const GONE: Error = Error::OutOfTurn { operation: "publish", reason: "the publisher was dropped" };
-
 impl<T: Transport> BackgroundPublisher<T> {
     /// Lends the frames to a kernel that publishes, if they are on a GPU. This publisher publishes no more, and still
     /// takes readers in.
     #[doc(hidden)]
     pub fn lend_frames(&self) -> Option<GpuFrames> {
+        expect_owner(self.shared.guard, "lend frames").ok()?;
         let mut publisher = self.shared.publisher();
         let frames = &mut publisher.shard.frames;
         let PayloadMemory::Gpu(memory) = frames.memory() else { return None };
@@ -153,11 +154,17 @@ impl<T: Transport> Draft<T> {
     /// Publishes it as the next version once the GPU has copied all of it. It returns at once; the publisher's thread
     /// publishes. Until then another draft has to wait.
     pub fn commit_when_copied(mut self, tag: VersionTag) -> Publishing {
-        let version = self.shared.publisher().version().next();
-        let (copies, outcome) = (std::mem::take(&mut self.copies), Arc::<Outcome>::default());
-        let shared: Arc<dyn CopyingPublisher> = self.shared.clone();
-        // Where the publisher was dropped, so is this, with this draft's part of it.
-        self.hand_over(Copying { copies, tag: Some(tag), outcome: outcome.clone() });
+        let version = self.shared.look(Publisher::version).next();
+        let (shared, outcome): (Arc<dyn CopyingPublisher>, _) =
+            (self.shared.clone(), Arc::<Outcome>::default());
+        match expect_owner(self.shared.guard, "publish") {
+            Err(error) => outcome.set(Err(error)),
+            Ok(()) => {
+                let copies = std::mem::take(&mut self.copies);
+                // Where the publisher was dropped, so is this, with this draft's part of it.
+                self.hand_over(Copying { copies, tag: Some(tag), outcome: outcome.clone() });
+            }
+        }
         Publishing { version, outcome, publisher: Arc::downgrade(&shared) }
     }
 }
@@ -191,7 +198,7 @@ impl<T: Transport> CopyingPublisher for Shared<T> {
 impl<T: Transport> Shared<T> {
     /// Looks whether the copies of a draft are done that was handed over. True while they are not.
     pub(super) fn is_copying(&self) -> bool {
-        if !self.copying_is_open.load(Acquire) {
+        if self.guard.is_inherited() || !self.copying_is_open.load(Acquire) {
             return false;
         }
         // What copies used is let go of here: its owner may do anything, and does it without a lock.

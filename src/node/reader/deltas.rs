@@ -53,6 +53,10 @@ impl<T: Transport> Reader<T> {
     #[doc(hidden)]
     pub fn forget_base(&mut self) {
         self.abandon_refresh();
+        self.let_base_go();
+    }
+
+    fn let_base_go(&mut self) {
         if let Some(base) = self.base.take() {
             self.spares.give(base.buffer);
         }
@@ -104,8 +108,11 @@ impl<T: Transport> Reader<T> {
     pub(super) fn reach(&mut self, is_snapshot: bool, is_filled: bool, pulled: Pulled) -> Result<(), Error> {
         let into = self.memory_of_deltas(is_snapshot, is_filled)?;
         let checked = self.check_reached(&into, pulled);
-        if checked.is_err() && !is_snapshot {
-            (self.held, self.content) = (None, None);
+        // The version that the differences began from may be what is damaged: the next copy is whole.
+        match (&checked, is_snapshot) {
+            (Err(_), true) => self.let_base_go(),
+            (Err(_), false) => (self.held, self.content) = (None, None),
+            (Ok(()), _) => {}
         }
         checked
     }
@@ -208,5 +215,55 @@ impl<T: Transport> Reader<T> {
     /// The outcome of a turn of a relay's, in which it got somewhere or did not.
     pub(in crate::node) fn relay_turn(&self, progress: bool) -> WaitTurn<()> {
         self.link.turn(progress)
+    }
+}
+
+#[cfg(all(test, feature = "tcp"))]
+mod tests {
+    use super::*;
+    use crate::clock::VersionTag;
+    use crate::diagnostic::Diagnostic;
+    use crate::node::{DeltaOptions, Publisher, PublisherOptions, ReaderOptions, ShardOptions, Wanted};
+    use crate::table::{ElementType, Table};
+    use crate::time::Duration;
+    use crate::transport::tcp::Tcp;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const BYTES: usize = 4096;
+
+    fn is_damaged(error: &Error, of: Version) -> bool {
+        matches!(error, Error::Pull { source: PullError::Checksum { version }, .. } if *version == of)
+    }
+
+    #[test]
+    fn a_damaged_copy_is_found_though_nothing_is_read_and_the_next_is_whole() {
+        let (at, table) =
+            ("127.0.0.1:0".parse().unwrap(), Table::flat(BYTES as u64, ElementType::U8).unwrap());
+        let memory = ShardOptions { checksums: true, ..ShardOptions::default() };
+        let deltas = Some(DeltaOptions { history: 4, most_bytes: None });
+        let options = PublisherOptions { memory, deltas, ..PublisherOptions::default() };
+        let publisher = Publisher::new(Tcp::new(), &at, table, options).unwrap().into_background().unwrap();
+        let options = ReaderOptions { checksums: true, ..ReaderOptions::default() };
+        let mut reader = Reader::connect(Tcp::new(), &publisher.address(), options, PATIENCE).unwrap();
+        let (mut bytes, mut version) = ([7; BYTES], Version::new(0));
+        for value in [7, 8] {
+            bytes[9] = value;
+            version = publisher.publish(&bytes, VersionTag::default(), PATIENCE).unwrap();
+        }
+        assert_eq!(reader.snapshot(Wanted::newest(), PATIENCE).unwrap().bytes(), bytes);
+        assert_eq!(reader.refresh_to(version, PATIENCE).unwrap().version, version);
+        // A bit flips in what the reader keeps of each, and nothing is published.
+        reader.spares = Default::default();
+        let base = reader.base.as_mut().and_then(|base| Arc::get_mut(&mut base.buffer)).unwrap();
+        for memory in [base, reader.copy.as_mut().unwrap()] {
+            memory.bytes_mut().unwrap()[33] ^= 4;
+        }
+        let error = reader.snapshot(Wanted::newest(), PATIENCE).unwrap_err();
+        assert!(is_damaged(&error, version) && error.is_retryable() && error.remedy().is_some(), "{error}");
+        assert_eq!(reader.snapshot(Wanted::newest(), PATIENCE).unwrap().bytes(), bytes);
+        let error = reader.refresh_to(version, PATIENCE).unwrap_err();
+        assert!(is_damaged(&error, version), "{error}");
+        assert_eq!(reader.refresh_to(version, PATIENCE).unwrap().version, version);
+        assert_eq!(reader.bytes().unwrap(), bytes);
     }
 }

@@ -59,7 +59,7 @@ impl<T: Transport> Reader<T> {
         self.abandon_refresh();
         self.release();
         if into.bytes() != self.copy_bytes() {
-            return Err(Error::Length { given: into.bytes(), expected: self.copy_bytes() });
+            return Err(Error::Length { given: into.bytes(), expected: self.copy_bytes(), unit: "bytes" });
         }
         into.expect_own()?;
         stream.hold_copies_of(into, self.transport.gpu())?;
@@ -88,6 +88,7 @@ impl<T: Transport> Reader<T> {
                 None => wanted.bound(),
                 Some(most) => {
                     let newest = self.newest_async(deadline - runtime.now()).await?;
+                    self.expect_within(wanted, newest)?;
                     let oldest = Version::new(newest.get().saturating_sub(most));
                     Bound::version(oldest.max(wanted.bound().version))
                 }

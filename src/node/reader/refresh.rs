@@ -6,7 +6,7 @@ use super::super::worker::private;
 use super::super::{Awaited, Error};
 use super::{Asked, Destination, Fresh, Reader, Wanted};
 use crate::clock::Version;
-use crate::param::{DeltaTurn, FrameLabel, PullOptions, Pulled};
+use crate::param::{DeltaTurn, FrameLabel, PullError, PullOptions, Pulled};
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::Transport;
@@ -31,8 +31,8 @@ enum RefreshStep {
     Asked { answers: u64 },
     /// A version within the bound is to be copied.
     Copy { bound: Bound },
-    /// The copy at hand is brought there by differences; `is_filled` once that is in the memory of the refresh.
-    Deltas { bound: Bound, is_filled: bool },
+    /// The copy at hand is brought there by differences; `has_read` once one of them was applied.
+    Deltas { bound: Bound, has_read: bool },
     /// It is being copied, once the requests of an earlier pull are over.
     Copying { bound: Bound, has_begun: bool },
 }
@@ -204,9 +204,20 @@ impl<T: Transport> Reader<T> {
     fn kept(&self, wanted: Wanted) -> Option<Fresh> {
         let (held, label) = self.held?;
         let behind = held.version.behind(self.link.line.seen.version);
-        let is_wanted =
-            behind <= wanted.most_behind().unwrap_or_default() && held.version >= wanted.bound().version;
+        let is_wanted = behind <= wanted.most_behind().unwrap_or_default()
+            && held.version >= wanted.bound().version
+            && wanted.exact().is_none_or(|version| version == held.version);
         is_wanted.then(|| Fresh::new(Pulled { behind, retries: 0, ..held }, label, false))
+    }
+
+    /// Fails if the one version that is wanted is too far behind the newest: it never comes nearer.
+    pub(super) fn expect_within(&self, wanted: Wanted, newest: Version) -> Result<(), Error> {
+        let Some((version, most_behind)) = wanted.exact().zip(wanted.most_behind()) else { return Ok(()) };
+        if version.behind(newest) <= most_behind {
+            return Ok(());
+        }
+        let source = PullError::TooOld { version, newest, most_behind };
+        Err(Error::Pull { shard: self.link.welcome.shard, source })
     }
 
     /// Takes steps until one has to wait.
@@ -233,6 +244,7 @@ impl<T: Transport> Reader<T> {
                     if let (None, Some(kept)) = (refresh.snapshot, self.kept(refresh.wanted)) {
                         break WaitTurn::Done(kept);
                     }
+                    self.expect_within(refresh.wanted, self.link.line.seen.version)?;
                     RefreshStep::Copy { bound: self.within(refresh.wanted) }
                 }
                 RefreshStep::Copy { bound } => {
@@ -246,14 +258,15 @@ impl<T: Transport> Reader<T> {
                     }
                     self.make_room(refresh.snapshot.is_some())?;
                     if self.begin_deltas(refresh.snapshot.is_some(), bound, refresh.wanted.exact())? {
-                        RefreshStep::Deltas { bound, is_filled: refresh.snapshot.is_none() }
+                        RefreshStep::Deltas { bound, has_read: false }
                     } else {
                         self.begin_copy(refresh.snapshot.is_some(), bound)
                     }
                 }
-                RefreshStep::Deltas { bound, is_filled } => {
+                RefreshStep::Deltas { bound, has_read } => {
                     let progress = self.link.advance()?;
                     let is_snapshot = refresh.snapshot.is_some();
+                    let is_filled = !is_snapshot || has_read;
                     match self.turn_of_deltas() {
                         DeltaTurn::Pending => {
                             self.link.look_around(now)?;
@@ -262,12 +275,11 @@ impl<T: Transport> Reader<T> {
                         DeltaTurn::Whole => self.begin_copy(is_snapshot, bound),
                         DeltaTurn::Apply => {
                             self.apply_delta(is_snapshot, is_filled)?;
-                            RefreshStep::Deltas { bound, is_filled: true }
+                            RefreshStep::Deltas { bound, has_read: true }
                         }
                         DeltaTurn::Reached(pulled, label) => {
                             self.reach(is_snapshot, is_filled, pulled)?;
-                            refresh.step = RefreshStep::Deltas { bound, is_filled: true };
-                            break self.ends(&mut refresh, pulled, label)?;
+                            break self.ends(&mut refresh, pulled, label, has_read)?;
                         }
                     }
                 }
@@ -283,7 +295,7 @@ impl<T: Transport> Reader<T> {
                     let (pulled, progress) = self.pull_once(&into, bound, options, &mut has_begun)?;
                     if let Some(pulled) = pulled {
                         let label = self.link.pull.label();
-                        break self.ends(&mut refresh, pulled, label)?;
+                        break self.ends(&mut refresh, pulled, label, true)?;
                     }
                     refresh.step = RefreshStep::Copying { bound, has_begun };
                     self.link.look_around(now)?;
@@ -319,12 +331,14 @@ impl<T: Transport> Reader<T> {
         RefreshStep::Copying { bound, has_begun: false }
     }
 
-    /// The copy of a refresh is there. If it is too far behind by now, it begins again.
+    /// The copy of a refresh is there, for which something was read or nothing but its age. If it is too far behind by
+    /// now, it begins again.
     fn ends(
         &mut self,
         refresh: &mut Refresh,
         pulled: Pulled,
         label: FrameLabel,
+        has_read: bool,
     ) -> Result<WaitTurn<Fresh>, Error> {
         if refresh.snapshot.is_none() {
             self.held = Some((pulled, label));
@@ -335,7 +349,7 @@ impl<T: Transport> Reader<T> {
             return Ok(WaitTurn::Progress);
         }
         self.link.tell_held(pulled.version)?;
-        let fresh = Fresh::new(pulled, label, true);
+        let fresh = Fresh::new(pulled, label, has_read);
         if let Some(asked) = refresh.snapshot {
             self.filled = Some((fresh, self.end_record(asked)));
         }

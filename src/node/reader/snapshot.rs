@@ -58,7 +58,7 @@ impl Wanted {
     }
 
     /// At most so many versions behind the newest of the owner that is read from, at the time when the copy is
-    /// complete.
+    /// complete. One that is wanted [`exactly`](Self::exactly) is an error once it is further behind.
     pub const fn max_staleness(self, versions: u64) -> Wanted {
         Wanted { most_behind: Some(versions), ..self }
     }

@@ -221,9 +221,11 @@ impl<T: Transport + Clone> Passing<T> {
                 value: "no address".into(),
                 reason: "a relay reads from a publisher or from another relay",
             })?;
+            // No owner takes the time of those that are still to be asked.
+            let to_ask = upstream.len() - next % upstream.len();
             next += 1;
             let left = deadline - runtime.now();
-            let asked = if upstream.len() == 1 { left } else { left.min(patience) };
+            let asked = if upstream.len() == 1 { left } else { patience.min(left / to_ask as u32) };
             match Reader::connect_async(transport.clone(), owner, reading, asked).await {
                 Ok(reader) if reader.range() != (0..reader.table().bytes()) => {
                     let reason = "it holds a shard of its table, and a relay passes on whole ones";
@@ -232,8 +234,10 @@ impl<T: Transport + Clone> Passing<T> {
                 Ok(reader) => break reader,
                 Err(error) if asked < left && (error.is_retryable() || is_of_system(&error)) => {
                     tracing::warn!(%error, %owner, "an owner upstream does not answer");
-                    patience = if next.is_multiple_of(upstream.len()) { 2 * patience } else { patience };
-                    runtime.sleep(BEGIN_AGAIN).await;
+                    if next.is_multiple_of(upstream.len()) {
+                        patience *= 2;
+                        runtime.sleep(BEGIN_AGAIN).await;
+                    }
                 }
                 Err(error) => return Err(error),
             }

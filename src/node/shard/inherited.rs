@@ -1,8 +1,15 @@
 //! A shard in a forked child of its owner: its memory may be shared with the owner, and is left alone.
 
 use super::Shard;
+use crate::mem::ForkGuard;
 use crate::node::Error;
 use crate::transport::Transport;
+
+/// Checks that this process is the one that made the guard, the owner of something: it alone may write that.
+pub(in crate::node) fn expect_owner(guard: ForkGuard, operation: &'static str) -> Result<(), Error> {
+    let reason = "this process was forked from the owner: make a publisher or a server of its own here";
+    if guard.is_inherited() { Err(Error::OutOfTurn { operation, reason }) } else { Ok(()) }
+}
 
 impl<T: Transport> Shard<T> {
     /// True in a process that was forked from the owner.
@@ -12,7 +19,6 @@ impl<T: Transport> Shard<T> {
 
     /// Checks that this process is the owner, which alone may write.
     pub(in crate::node) fn expect_owner(&self, operation: &'static str) -> Result<(), Error> {
-        let reason = "this process was forked from the owner: make a publisher or a server of its own here";
-        if self.is_inherited() { Err(Error::OutOfTurn { operation, reason }) } else { Ok(()) }
+        expect_owner(self.guard, operation)
     }
 }

@@ -95,7 +95,7 @@ impl<T: Transport> Step<'_, T> {
         let worker = &mut *self.worker;
         let (given, expected) = (from.bytes(), worker.table.bytes() as usize);
         if given != expected {
-            return Err(Error::Length { given, expected });
+            return Err(Error::Length { given, expected, unit: "bytes" });
         }
         let (bytes, encoding) = (worker.gradient_bytes() as usize, worker.options.encoding);
         let into = worker.gradient_buffer()?.slice(0, bytes)?;
@@ -106,7 +106,7 @@ impl<T: Transport> Step<'_, T> {
     #[doc(hidden)]
     pub fn expect_gradient(&self, given: usize) -> Result<(), Error> {
         let expected = self.worker.gradient_bytes() as usize;
-        if given == expected { Ok(()) } else { Err(Error::Length { given, expected }) }
+        if given == expected { Ok(()) } else { Err(Error::Length { given, expected, unit: "bytes" }) }
     }
 
     /// True once GPUs have copied all that this step has asked for. It does not wait.

@@ -113,7 +113,7 @@ impl<'a, T: Transport> Step<'a, T> {
         let encoding = self.worker.options.encoding;
         let expected = (self.worker.table.bytes() / 4) as usize;
         if gradient.len() != expected {
-            return Err(Error::Length { given: gradient.len(), expected });
+            return Err(Error::Length { given: gradient.len(), expected, unit: "values" });
         }
         self.worker.copies.are_done()?;
         let buffer = self.worker.gradient_buffer()?;

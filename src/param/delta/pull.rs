@@ -106,6 +106,7 @@ pub struct DeltaPull {
     chosen: (u8, DeltaHeader, FrameLabel),
     /// Bytes of it that are read.
     fetched: u64,
+    /// The checksum of the version that the copy holds, where its publisher told one.
     checksum: Option<u64>,
     latest: Version,
     smallest_clock: Clock,
@@ -200,7 +201,7 @@ impl DeltaPull {
             return false;
         }
         self.held = HeldVersion { origin: label.origin, version: header.version };
-        (self.label, self.checksum) = (label, (header.checksum != 0).then_some(header.checksum));
+        (self.label, self.checksum) = (label, header.whole_checksum());
         // The look that proved this difference is the first look at the next.
         self.choose();
         true
@@ -270,10 +271,12 @@ impl DeltaPull {
         self.target = Some(wanted);
         self.gains += 1;
         // That the number at hand is the latest says nothing before it is known whose versions these are.
-        let is_known = wanted != self.held.version
-            || self
-                .slots()
-                .any(|(_, (header, label))| header.version == wanted && self.is_usable(&header, &label));
+        let of_held = self
+            .slots()
+            .find(|(_, (header, label))| header.version == self.held.version && self.is_usable(header, label))
+            .map(|(_, (header, _))| header);
+        let is_known = wanted != self.held.version || of_held.is_some();
+        self.checksum = of_held.and_then(DeltaHeader::whole_checksum);
         let bytes = self.bytes_to(wanted).filter(|_| is_known);
         if bytes.is_some_and(|bytes| bytes < self.source.payload_bytes) {
             self.choose();

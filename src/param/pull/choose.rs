@@ -5,7 +5,8 @@ use crate::mem::RemoteSlice;
 use crate::param::layout::{FrameHeader, Latest, inbox};
 use crate::transport::{Endpoint, Inline, Operation, PostError, WorkRequest};
 
-/// Looks at a pinned frame that is being written, before another one is pinned.
+/// Looks at a pinned frame that is being written, before another one is pinned; and searches for a version by its
+/// number of which a frame is marked as being written, before it is gone.
 const MOST_LOOKS: u8 = 16;
 
 impl Pull {
@@ -89,6 +90,12 @@ impl Pull {
     pub(super) fn search(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
         self.searched = frame;
         if frame >= self.source.geometry.frames {
+            let (is_marked, searches) = self.marked;
+            if is_marked && searches < MOST_LOOKS {
+                // Its owner takes the mark back if it finds the frame pinned.
+                self.marked = (false, searches + 1);
+                return Ok(self.look_again(PullStep::Begin));
+            }
             let version = self.options.exactly.unwrap_or_default();
             return Err(PullError::Gone { version, newest: self.latest.version });
         }
@@ -99,7 +106,9 @@ impl Pull {
         let header = self.header(BEFORE_LINE);
         // In a frame that was never written all words are 0, its version, too.
         let is_unused = header == FrameHeader::default();
-        if !header.is_whole() || is_unused || Some(header.version) != self.options.exactly {
+        let is_named = Some(header.version) == self.options.exactly;
+        self.marked.0 |= is_named && !header.is_whole();
+        if !header.is_whole() || is_unused || !is_named {
             return self.search(endpoint, self.searched + 1);
         }
         if !self.check_header(&header)? {

@@ -137,9 +137,12 @@ impl Pull {
     fn is_too_slow(&self, bytes: u64) -> bool {
         let FrameGeometry { frames, payload_bytes, .. } = self.source.geometry;
         let (latest, ..) = self.status();
-        let versions = self.before.version.behind(latest.version);
+        // What was published before the copy began says nothing of the time that it takes.
+        let begun = self.latest.version.max(self.before.version);
+        let (versions, older) = (begun.behind(latest.version), self.before.version.behind(begun));
+        let frames = u64::from(frames - 1).saturating_sub(older);
         let (copied, all) = (bytes.saturating_sub(self.begun_at), payload_bytes - self.begun_at);
-        versions > 0 && versions.saturating_mul(all) >= u64::from(frames - 1).saturating_mul(copied)
+        versions > 0 && versions.saturating_mul(all) >= frames.saturating_mul(copied)
     }
 
     /// Whether the version that is being copied, whose label is proved, is the one that the copy went on with. If it is

@@ -146,8 +146,28 @@ pub enum PullError {
         /// The owner's newest version.
         newest: Version,
     },
+    /// The version that was asked for by its number is further behind the newest than was asked for.
+    #[error(
+        "version {} is {} behind the newest, {}, and at most {most_behind} are wanted: {}",
+        version.get(),
+        version.behind(*newest),
+        newest.get(),
+        remedy_of(self)
+    )]
+    TooOld {
+        /// The version that was asked for.
+        version: Version,
+        /// The owner's newest version.
+        newest: Version,
+        /// The number of versions that it may be behind.
+        most_behind: u64,
+    },
     /// The bytes are not those that the owner wrote, though the frame did not change.
-    #[error("version {} does not match its checksum: the transport or the memory damaged it", version.get())]
+    #[error(
+        "version {} does not match its checksum: the transport or the memory damaged it; {}",
+        version.get(),
+        remedy_of(self)
+    )]
     Checksum {
         /// The version that the bytes should be.
         version: Version,
@@ -179,12 +199,20 @@ impl Diagnostic for PullError {
             PullError::Busy => "finish it first".into(),
             PullError::Epoch { .. } => "connect again".into(),
             PullError::Gone { .. } => "ask for a newer one, or give its owner more frames".into(),
+            PullError::TooOld { .. } => "ask for a newer one, or let it be further behind".into(),
             PullError::ChecksumOnGpu => "pull into host memory, or switch checksums off".into(),
-            PullError::Damaged { .. } | PullError::Checksum { .. } => return None,
+            PullError::Checksum { .. } => {
+                "read it again, and if that fails, too, test the memory and the network of the hosts".into()
+            }
+            PullError::Damaged { .. } => return None,
             PullError::Disconnected(error) => return error.remedy(),
             PullError::Completion(error) => return error.remedy(),
             PullError::Post(error) => return error.remedy(),
             PullError::Grants(error) => return error.remedy(),
         })
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, PullError::Checksum { .. })
     }
 }

@@ -509,13 +509,15 @@ fn looks_that_fail_before_the_pieces_of_a_followed_frame_are_no_panic() {
     assert!(pull.advance(&mut endpoint).is_ok_and(|progress| !progress));
 }
 
-/// A copy of 8 parts, of which so many have come when the owner has published so many versions more.
-fn pins_after(parts: usize, versions: u64) -> bool {
+/// A copy of 8 parts of a version that is so many behind the newest when it begins, and of which so many parts have
+/// come when the owner has published so many versions more.
+fn pins_after(older: u64, parts: usize, versions: u64) -> bool {
     let (mut frames, mut endpoint, mut pull) = owner_of_chunks(3);
     pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
     pull.limit_batch(64);
-    publish(&mut frames, Version::new(1));
-    let options = PullOptions { label: true, ..PullOptions::default() };
+    (0..=older).for_each(|version| publish(&mut frames, Version::new(1 + version)));
+    let exactly = (older > 0).then_some(Version::new(1));
+    let options = PullOptions { label: true, exactly, ..PullOptions::default() };
     pull.start(Bound::NONE, region(512).whole(), options).unwrap();
     let mut has_published = false;
     for _ in 0..100 {
@@ -529,7 +531,7 @@ fn pins_after(parts: usize, versions: u64) -> bool {
         }
         if !has_published && pull.arrived == 64 * parts as u64 {
             has_published = true;
-            (0..versions).for_each(|version| publish(&mut frames, Version::new(2 + version)));
+            (0..versions).for_each(|version| publish(&mut frames, Version::new(2 + older + version)));
         }
     }
     panic!("the copy does not end");
@@ -538,9 +540,47 @@ fn pins_after(parts: usize, versions: u64) -> bool {
 #[test]
 fn a_copy_is_pinned_if_its_owner_would_write_the_frame_before_its_end() {
     // In three frames the third version from here on is written over it. One version in a quarter of a copy makes four.
-    assert!(pins_after(1, 1));
+    assert!(pins_after(0, 1, 1));
     // One in three quarters makes one.
-    assert!(!pins_after(6, 1) && !pins_after(1, 0));
+    assert!(!pins_after(0, 6, 1) && !pins_after(0, 1, 0));
+}
+
+#[test]
+fn what_was_published_before_a_copy_began_pins_no_frame() {
+    assert!(!pins_after(1, 1, 0));
+    // One frame fewer is left before the version is written over.
+    assert!(pins_after(1, 6, 1));
+}
+
+#[test]
+fn a_frame_whose_mark_is_taken_back_still_has_its_version() {
+    for is_taken_back in [true, false] {
+        let (mut frames, mut endpoint, mut pull) = owner_and_pull(3);
+        (1..=3).for_each(|version| publish(&mut frames, Version::new(version)));
+        let wanted = Version::new(2);
+        let frame = (0..3).find(|frame| frames.header(*frame).version == wanted).unwrap();
+        let (header_at, sequence) = (frames.layout().frame_header(frame), frames.header(frame).sequence);
+        let control = frames.control().clone();
+        // As its owner does before it looks at the pins once more.
+        control.as_volatile().store_u64(header_at, sequence + 1);
+        let options = PullOptions { exactly: Some(wanted), ..PullOptions::default() };
+        pull.start(Bound::NONE, region(64).whole(), options).unwrap();
+        // All three frames, once.
+        (0..4).for_each(|_| turn(&mut pull, &mut endpoint));
+        if is_taken_back {
+            control.as_volatile().store_u64(header_at, sequence);
+            assert_eq!(ended(&mut pull, &mut endpoint).version, wanted);
+            continue;
+        }
+        let gone = (0..1000).find_map(|_| {
+            let failed = pull.advance(&mut endpoint).err();
+            while let Some(completion) = endpoint.poll() {
+                pull.complete(completion);
+            }
+            failed
+        });
+        assert_eq!(gone, Some(PullError::Gone { version: wanted, newest: Version::new(3) }));
+    }
 }
 
 #[test]

@@ -312,7 +312,7 @@ mod tests {
         assert!(error.to_string().contains("checksum"), "{error}");
         let part = weights.slice(0, 8).unwrap();
         let error = scene.reader.pull_to_gpu(Wanted::newest(), &part, stream, PATIENCE).unwrap_err();
-        assert!(matches!(error, Error::Length { given: 8, expected: BYTES }), "{error}");
+        assert!(matches!(error, Error::Length { given: 8, expected: BYTES, .. }), "{error}");
     }
 
     fn after_each_failing_call_of_the_readers_driver_the_next_pull_is_right<T: OfGpu>() {
