@@ -87,7 +87,11 @@ impl Looked {
             Looked::ByCalls(publisher) => publisher.table().bytes() as usize,
             Looked::ByThread(publisher, _) => publisher.bytes(),
         };
-        if bytes.len() == expected { Ok(()) } else { Err(Error::Length { given: bytes.len(), expected }) }
+        if bytes.len() == expected {
+            Ok(())
+        } else {
+            Err(Error::Length { given: bytes.len(), expected, unit: "bytes" })
+        }
     }
 
     fn begin(&mut self, timeout: Duration) -> Result<(*mut u8, usize), Error> {
