@@ -106,6 +106,8 @@ pub(super) struct Attendance {
     finished: Vec<bool>,
     /// The last failure that each worker told.
     causes: Vec<Option<String>>,
+    /// The time at which each worker said something last, or joined.
+    heard: Vec<Instant>,
     /// The first failure that ends the job.
     failure: Option<String>,
 }
@@ -116,7 +118,8 @@ impl Attendance {
         let roster = Roster::new(plan.servers as usize, workers, now);
         let (served, finished, causes) =
             (ServedWorkers::new(workers, now), vec![false; workers], vec![None; workers]);
-        Attendance { plan, world, roster, served, finished, causes, failure: None }
+        let heard = vec![now; workers];
+        Attendance { plan, world, roster, served, finished, causes, heard, failure: None }
     }
 
     /// Opens the meeting point of these processes.
@@ -127,6 +130,9 @@ impl Attendance {
 
     fn take(&mut self, event: HubEvent, now: Instant) {
         let Some((who, event)) = self.roster.take(event, now) else { return };
+        if let Role::Worker(worker) = who {
+            self.heard[worker as usize] = now;
+        }
         match event {
             HubEvent::Joined(_) => {
                 // It runs its clocks again.
@@ -162,6 +168,7 @@ impl Attendance {
     fn receive(&mut self, who: Role, message: &[u8], now: Instant) {
         match (postcard::from_bytes(message), who) {
             (Ok(FromMember::Workers { workers, come }), _) => self.served.say(who, workers, &come, now),
+            (Ok(FromMember::Alive), _) => {}
             _ if self.has_finished(who) => {}
             (Ok(FromMember::Plan(plan, world)), _)
                 if plan.agrees_with(&self.plan) && world == self.world => {}
@@ -221,7 +228,12 @@ impl Attendance {
             let mut others = (0..self.finished.len() as u32).filter(|other| *other != worker);
             never.filter(|never| *never >= self.plan.timeout && others.any(is_gone))
         };
-        let hangs = |worker: u32| out(worker).or_else(|| never_in(worker));
+        // Without servers the members of its group alone go on without it, and it says itself that it lives.
+        let silent = |worker: u32| {
+            let silent = now.saturating_duration_since(self.heard[worker as usize]);
+            (self.plan.servers == 0 && silent >= self.plan.timeout).then_some(silent)
+        };
+        let hangs = |worker: u32| out(worker).or_else(|| never_in(worker)).or_else(|| silent(worker));
         // The processes that have something to do and are not here, how long, and whether they were here before.
         let absent = || {
             self.roster.all().filter_map(|(role, state)| match (role, state) {
@@ -511,13 +523,22 @@ mod tests {
         assert_eq!(attendance.end(now + TIMEOUT), None);
         attendance.take(in_at_the_server(&[0, 1]), now + TIMEOUT);
         assert_eq!(attendance.end(now + 3 * TIMEOUT), None, "it is in");
-        // In a job without servers no process says who is in.
+    }
+
+    #[test]
+    fn a_worker_that_falls_silent_holds_up_no_end_of_a_job_without_servers() {
+        let now = Instant::now();
         let mut attendance = Attendance::new(JobPlan::servers(0).timeout(TIMEOUT), 2, now);
         for id in [2, 3] {
             attendance.take(HubEvent::Joined(member(id, MemberRole::Worker, id as u32 - 2)), now);
         }
-        attendance.take(said(2, &FromMember::Finished), now);
-        assert_eq!(attendance.end(now + 2 * TIMEOUT), None);
+        let later = now + 2 * TIMEOUT;
+        attendance.take(said(2, &FromMember::Finished), later);
+        attendance.take(said(3, &FromMember::Alive), later);
+        assert_eq!(attendance.end(later + TIMEOUT / 2), None, "it computes on");
+        assert_eq!(attendance.end(later + TIMEOUT), Some(FromCoordinator::Over));
+        attendance.take(said(3, &FromMember::Alive), later + TIMEOUT);
+        assert_eq!(attendance.end(later + TIMEOUT), None, "it was stopped, and goes on");
     }
 
     #[test]

@@ -1,10 +1,19 @@
 //! The messages between rank 0 and the members of a job.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 
 use super::error_report::ErrorReport;
 use super::member::{Conversation, End};
 use super::plan::JobPlan;
+
+/// Words in the plan's timeout that a process of a job without servers lives: one that is silent for so long counts
+/// as lost.
+const ALIVE_IN_TIMEOUT: u32 = 4;
+
+/// The longest time between two of them.
+const ALIVE_EVERY_MAX: Duration = Duration::from_secs(1);
 
 /// A message of a member.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +30,8 @@ pub(super) enum FromMember {
         /// Those that have ever come to it.
         come: Vec<u32>,
     },
+    /// The process lives, in a job without a server to say so of it.
+    Alive,
 }
 
 /// A message of rank 0.
@@ -45,6 +56,16 @@ pub(super) struct EndOnly {
     /// The workers of which rank 0 was told that they are in at the server of this process, and that they have ever
     /// come to it.
     workers: (Vec<u32>, Vec<u32>),
+    /// The time between two words that this process lives, and when it said the last one.
+    alive: Option<(Duration, Instant)>,
+}
+
+impl EndOnly {
+    /// The conversation of a member of a job with this plan.
+    pub(super) fn under(plan: &JobPlan) -> EndOnly {
+        let every = (plan.timeout / ALIVE_IN_TIMEOUT).min(ALIVE_EVERY_MAX);
+        EndOnly { alive: (plan.servers == 0).then(|| (every, Instant::now())), ..EndOnly::default() }
+    }
 }
 
 impl Conversation for EndOnly {
@@ -56,6 +77,14 @@ impl Conversation for EndOnly {
                 "rank 0 sent a message that this version does not understand ({error}); run the same slackline \
                  everywhere"
             )),
+        })
+    }
+
+    fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let (every, said) = self.alive.as_mut()?;
+        (now.saturating_duration_since(*said) >= *every).then(|| {
+            *said = now;
+            encode(&FromMember::Alive)
         })
     }
 
@@ -99,6 +128,7 @@ pub(crate) fn message_samples() -> Vec<Vec<u8>> {
         FromMember::Finished,
         FromMember::Failed("why".into()),
         FromMember::Workers { workers: vec![0, 1], come: vec![0, 1, u32::MAX] },
+        FromMember::Alive,
     ];
     let of_rank_0 = [FromCoordinator::Over, FromCoordinator::Abort("why".into())];
     of_members.iter().map(encode).chain(of_rank_0.iter().map(encode)).collect()

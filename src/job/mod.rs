@@ -35,6 +35,7 @@ pub mod transports;
 mod worker;
 mod worker_loop;
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -48,13 +49,13 @@ pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};
 use coordinator::{Attendance, CoordinatorThread};
-use env::Placement;
+use env::{MeetingPoint, Placement};
 use member::JobMember;
 use messages::{EndOnly, FromMember, encode};
 #[cfg(any(test, fuzzing))]
 pub(crate) use messages::{fuzz_message, message_samples};
 use per_host::HostThread;
-use rendezvous::{Host, Introduction};
+use rendezvous::{Host, Introduction, RendezvousError};
 pub use rendezvous::{MemberRole, listen_address};
 
 #[cfg(feature = "cuda")]
@@ -113,7 +114,12 @@ impl Job {
         if world as usize > rendezvous::MAX_MEMBERS {
             return Err(JobError::TooLarge { world });
         }
-        let meeting_point = placement.meeting_point.as_ref().ok_or(JobError::NotLaunched)?.to_string();
+        let meeting_point = match &placement.meeting_point {
+            Some(meeting_point) => meeting_point.to_string(),
+            // It meets no other process.
+            None if world == 1 => own_meeting_point()?.to_string(),
+            None => return Err(JobError::NotLaunched),
+        };
         let coordinator = match rank {
             0 => Some(listen(&meeting_point, &plan, placement, secret.clone())?),
             _ => None,
@@ -127,7 +133,7 @@ impl Job {
             rank: Some(rank),
             ..Introduction::new(member_role, Host::own())
         };
-        let conversation = EndOnly::default();
+        let conversation = EndOnly::under(&plan);
         let member = JobMember::join(&meeting_point, introduction, secret, conversation, plan.timeout)?;
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
         tracing::info!(rank, world, %role, meeting_point, "joined the job");
@@ -178,6 +184,13 @@ impl Job {
     pub fn is_coordinator(&self) -> bool {
         self.coordinator.is_some()
     }
+}
+
+/// A meeting point for a process that is alone in its job.
+fn own_meeting_point() -> Result<MeetingPoint, RendezvousError> {
+    let host = Ipv4Addr::LOCALHOST.into();
+    let failed = |source| RendezvousError::Listen { address: SocketAddr::new(host, 0), source };
+    MeetingPoint::free(host).map_err(failed)
 }
 
 /// Opens the meeting point, at rank 0.

@@ -154,14 +154,14 @@ impl Job {
         let file = options.checkpoint.as_ref().map(|checkpoint| checkpoint.path.as_path());
         let checkpoint = file.map(|file| resume_from(file, resume)).transpose()?.flatten();
         let version = checkpoint.as_ref().map(Checkpoint::version);
+        if self.member.was_up {
+            // Workers that are lost for good never join: those that are here are all that it can wait for. The first
+            // list of members has this server in it.
+            let is_own = |member: &Member| member.role == MemberRole::Server && member.role_rank == shard;
+            self.member.members(self.plan.timeout, "the list of members", 1, is_own)?;
+            options.workers = self.member.count(MemberRole::Worker).clamp(1, workers);
+        }
         if let Some(version) = version {
-            if self.member.generation > 0 {
-                // Workers that are lost for good never join: those that are here are all that it can wait for. The
-                // first list of members has this server in it.
-                let is_own = |member: &Member| member.role == MemberRole::Server && member.role_rank == shard;
-                self.member.members(self.plan.timeout, "the list of members", 1, is_own)?;
-                options.workers = self.member.count(MemberRole::Worker).clamp(1, workers);
-            }
             tracing::info!(version = version.get(), "goes on from its checkpoint");
         }
         let kinds = self.plan.transports();

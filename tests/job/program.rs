@@ -32,9 +32,9 @@ pub(crate) fn run() {
     }
 }
 
-/// Pulls all parameters to one. The variables `TRANSPORT`, `SERVERS`, `CLOCKS`, `CHECKPOINT`, `DIE_AT` (a worker and a
-/// clock), `DIE_JOINED`, `PAUSE_MS` (in each step), `HOLD` (a file), `TIMEOUT` (seconds), `RESUME` and `PER_HOST`
-/// change how.
+/// Pulls all parameters to one. The variables `TRANSPORT`, `SERVERS`, `CLOCKS`, `CHECKPOINT`, `EVERY`, `DIE_AT` (a
+/// worker and a clock), `DIE_JOINED`, `PAUSE_MS` (in each step), `HOLD` (a file), `TIMEOUT` (seconds), `RESUME` and
+/// `PER_HOST` change how.
 fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
@@ -58,7 +58,7 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
             let mut options = ServerOptions::new(SCHEME, job.workers(), 0.1);
             options.checkpoint = variable("CHECKPOINT").map(|folder| CheckpointOptions {
                 path: std::path::Path::new(&folder).join(format!("shard-{shard}.safetensors")),
-                every: Some(1),
+                every: Some(number("EVERY").unwrap_or(1)),
             });
             let served = job.serve(table, &[0.0; ELEMENTS], options)?;
             let resumed = served.resumed_from.map_or("none".into(), |version| version.get().to_string());
@@ -99,10 +99,13 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Averages the rank of each worker, in groups of two whose means are those of all after two rounds.
+/// Averages the rank of each worker, in groups of two whose means are those of all after two rounds. The variables
+/// `TRANSPORT`, `TIMEOUT` (seconds) and `STOP` (the rank of a worker that is stopped before it leaves) change how.
 fn average() -> Result<(), Box<dyn std::error::Error>> {
-    let mut plan = JobPlan::servers(0).timeout(Duration::from_secs(20));
-    if let Ok(kind) = std::env::var("TRANSPORT") {
+    let variable = |name: &str| std::env::var(name).ok();
+    let timeout = variable("TIMEOUT").map_or(20, |seconds| seconds.parse().unwrap());
+    let mut plan = JobPlan::servers(0).timeout(Duration::from_secs(timeout));
+    if let Some(kind) = variable("TRANSPORT") {
         plan = plan.transport(kind.parse::<TransportKind>()?);
     }
     let job = Job::from_env(plan)?;
@@ -117,7 +120,14 @@ fn average() -> Result<(), Box<dyn std::error::Error>> {
     let parameters = member.parameters()?;
     assert!(parameters.iter().all(|value| *value == parameters[0]), "a mixture");
     println!("rank {rank}: {}", parameters[0]);
-    member.leave(Duration::from_secs(20))?;
+    if variable("STOP") == Some(rank.to_string()) {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?;
+    }
+    let left = member.leave(Duration::from_secs(20));
+    // A worker that is stopped may not hear of it.
+    if variable("STOP").is_none() {
+        left?;
+    }
     while !job.end(Duration::from_secs(20))? {}
     Ok(())
 }
