@@ -116,7 +116,7 @@ fn promises_are_kept_whatever_is_learnt() {
 /// The forms of schemes that are not among those above, on a problem.
 #[test]
 fn promises_are_kept_in_the_rarer_forms_too() {
-    for seed in 0..500 {
+    for seed in 0..300 {
         let mut random = Random::new(!seed);
         let k = 1 + random.below(3) as u16;
         let delivery = [Delivery::Interrupt, Delivery::Wait, Delivery::Pull][seed as usize % 3];
@@ -149,7 +149,7 @@ fn promises_are_kept_in_the_rarer_forms_too() {
 
 #[test]
 fn promises_are_kept_where_gradients_count_whole_or_less_when_stale() {
-    for seed in 0..500 {
+    for seed in 0..200 {
         let staleness = seed % 5;
         for scheme in [
             SchemeConfig::Bsp,
