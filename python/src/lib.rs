@@ -11,6 +11,7 @@
 mod arguments;
 mod buffer;
 mod check;
+mod connecting;
 mod device;
 mod dlpack;
 mod dtype;

@@ -11,7 +11,8 @@ use slackline::internals::node::Backoff;
 use slackline::{Address, Job, Mixed, View, Worker, WorkerOptions, now};
 
 use crate::arguments::Addresses;
-use crate::errors::{Class, Failure};
+use crate::connecting::first_to_answer;
+use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
 use crate::into::Targets;
@@ -35,12 +36,13 @@ const COPYING: &str = "copying parameters into arrays";
 
 /// Reads parameters and publishes gradients, one step after the other.
 ///
-/// `servers` are the addresses of the servers of all shards, in any order, one of each server (BadOption if one of them
-/// names several). Waits, at most `timeout` seconds, for them
-/// to listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is
-/// the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are as for a Reader. With
-/// `gpu`, a Gpu, gradients on that GPU are published straight out of its memory over shared memory, and by RDMA if the
-/// device reaches the GPU. If it does not, and over TCP, they go by way of blocks of host memory.
+/// `servers` are the addresses of the servers of all shards, in any order. Where a server has several addresses, with
+/// commas between them, the first ones of all servers are tried, then the second ones, and so on. Waits, at most
+/// `timeout` seconds, for them to listen. The scheme is the servers'. `rank` names this worker: one that is started
+/// again with the same rank is the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are
+/// as for a Reader. With `gpu`, a Gpu, gradients on that GPU are published straight out of its memory over shared
+/// memory, and by RDMA if the device reaches the GPU. If it does not, and over TCP, they go by way of blocks of host
+/// memory.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,
@@ -85,25 +87,24 @@ impl PyWorker {
         let transport_gpu = gpu.clone();
         let timeout = seconds(timeout)?;
         let searches = servers.0.iter().map(|server| Search::of(server)).collect::<Result<Vec<_>, _>>()?;
-        if let Some(several) = servers.0.iter().find(|server| server.contains(',')) {
-            let cause =
-                format_args!("{several} names several addresses, and a worker takes one of each server");
-            let remedy = "give the one by which this process reaches the server";
-            return Err(Failure::new(Class::BadOption, CONNECTING, cause, remedy).into());
-        }
         let idle = way_to_idle(idle)?;
         let options =
             WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };
         let worker = in_thread(py, CONNECTING, move |is_given_up| {
             let deadline = Instant::now() + timeout;
-            let mut addresses = Vec::with_capacity(searches.len());
+            let mut servers = Vec::with_capacity(searches.len());
             for mut search in searches {
-                addresses.push(search.until(deadline, is_given_up)?.swap_remove(0));
+                servers.push(search.until(deadline, is_given_up)?);
             }
-            let fabric =
-                fabric::fabric(secret, &Address::Several(addresses.clone()), transport_gpu.as_ref())?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            Ok(Worker::connect(fabric, &addresses, options, left)?)
+            let all = Address::Several(servers.concat());
+            let fabric = fabric::fabric(secret, &all, transport_gpu.as_ref())?;
+            // The first addresses of all, then the second ones: servers of one job list theirs in one order.
+            let ways = servers.iter().map(Vec::len).max().unwrap_or(1);
+            first_to_answer(ways, deadline, is_given_up, |way, asked| {
+                let address = |listed: &Vec<Address>| listed[way.min(listed.len() - 1)].clone();
+                let addresses: Vec<Address> = servers.iter().map(address).collect();
+                Worker::connect(fabric.clone(), &addresses, options.clone(), asked)
+            })
         })?;
         Ok(PyWorker::of(worker, None, gpu)?)
     }

@@ -117,13 +117,6 @@ def test_a_port_that_another_process_listens_at_is_told_to_be_in_use() -> None:
             slackline.Publisher(TABLE, address=publisher.address)
 
 
-def test_a_worker_does_not_leave_out_an_address_of_a_server_in_silence(tmp_path: Path) -> None:
-    with slackline.Server(TABLE, address=f"{tmp_path}/server,127.0.0.1:0") as server:
-        with pytest.raises(slackline.BadOption, match=f"{server.address} names several addresses"):
-            slackline.Worker([server.address])
-        for address in server.address.split(","):
-            slackline.Worker([address], rank=0).close()
-
 
 def test_a_socket_that_this_user_may_not_reach_refuses(python: Start, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
