@@ -136,8 +136,10 @@ mod tests {
     fn a_relay_that_does_not_answer_leaves_time_for_the_next_owner() {
         use crate::transport::tcp::Tcp;
         let (at, table) = ("127.0.0.1:0".parse().unwrap(), Table::flat(8, ElementType::U8).unwrap());
-        let publisher = Publisher::new(Tcp::new(), &at, table, PublisherOptions::default());
-        let publisher = publisher.unwrap().into_background().unwrap();
+        // All attempts come within the lease, after which the relay is forgotten.
+        let memory = ShardOptions { lease: 6 * PATIENCE, ..ShardOptions::default() };
+        let options = PublisherOptions { memory, ..PublisherOptions::default() };
+        let publisher = Publisher::new(Tcp::new(), &at, table, options).unwrap().into_background().unwrap();
         let root = publisher.address();
         // No process takes what comes to the address of the relay.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
