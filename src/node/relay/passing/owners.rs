@@ -131,28 +131,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "tcp")]
-    #[test]
-    fn a_relay_that_does_not_answer_leaves_time_for_the_next_owner() {
-        use crate::transport::tcp::Tcp;
-        let (at, table) = ("127.0.0.1:0".parse().unwrap(), Table::flat(8, ElementType::U8).unwrap());
-        // All attempts come within the lease, after which the relay is forgotten.
-        let memory = ShardOptions { lease: 6 * PATIENCE, ..ShardOptions::default() };
-        let options = PublisherOptions { memory, ..PublisherOptions::default() };
-        let publisher = Publisher::new(Tcp::new(), &at, table, options).unwrap().into_background().unwrap();
-        let root = publisher.address();
-        // No process takes what comes to the address of the relay.
-        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = silent.local_addr().unwrap().to_string().parse().unwrap();
-        let notice = RelayNotice { number: None, address, branches: 1, room: 8, reads_from: None, speed: 0 };
-        let joiner = Joiner { host: Host::own(), lost: None, relay: Some(notice) };
-        complete(Link::<<Tcp as Transport>::Endpoint>::ask_position(&Tcp::new(), &root, joiner, PATIENCE))
-            .unwrap();
-        let options = ReaderOptions { in_tree: true, ..ReaderOptions::default() };
-        let connect = |_| Reader::connect(Tcp::new(), &root, options, ASK_FOR * 9 / 10).ok();
-        assert!((0..20).find_map(connect).is_some(), "no owner lets it in");
-    }
-
     #[test]
     fn a_relay_joins_no_tree_whose_owner_has_another_table_or_other_chunks() {
         for (bytes, chunk_bytes) in [(8192, 4096), (4096, 1024), (8192, 1024)] {
