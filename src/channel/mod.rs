@@ -77,6 +77,7 @@ use std::net::SocketAddr;
 pub use error::ChannelError;
 pub use secret::{Secret, SecretError};
 pub(crate) use session::DataKeys;
+#[cfg(feature = "tcp")]
 pub(crate) use socket::ChannelSocket;
 pub use socket::{SILENCE_MIN, allow_silence, listen, send_first, wait_for_slow_reader};
 pub use stream::Channel;
