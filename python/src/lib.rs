@@ -11,7 +11,6 @@
 mod arguments;
 mod buffer;
 mod check;
-mod connecting;
 mod device;
 mod dlpack;
 mod dtype;

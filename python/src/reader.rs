@@ -2,21 +2,20 @@
 
 mod staged;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use slackline::Error;
 use slackline::internals::node::Awaited;
 use slackline::scheme::Bound as VersionBound;
 use slackline::weights::{Reader, ReaderOptions};
+use slackline::{Address, Diagnostic as _, Error};
 
 use self::staged::Staging;
-use crate::connecting::{PATIENCE, first_to_answer, is_refused_for_now, no_address};
 use crate::errors::{Class, Failure};
-use crate::fabric::{self, SecretSource};
+use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
@@ -192,9 +191,7 @@ impl PyReader {
             let deadline = Instant::now() + timeout;
             let addresses = search.until(deadline, is_given_up)?;
             let transports = fabric::fabrics(secret, &table, &addresses, transport_gpu.as_ref())?;
-            first_to_answer(addresses.len(), deadline, is_given_up, |way, asked| {
-                Reader::connect(transports[way].clone(), &addresses[way], options, asked)
-            })
+            connect(&transports, &addresses, options, deadline, is_given_up)
         })?;
         if reader.range() != (0..reader.table().bytes()) {
             let (cause, remedy) =
@@ -384,7 +381,7 @@ impl PyReader {
                 Ok(None)
             })?;
             let late = || match addresses {
-                Some(_) => last.map_or_else(no_address, Failure::from),
+                Some(_) => last.map_or_else(no_listener, Failure::from),
                 None => search.late(),
             };
             connected.ok_or_else(|| late().into())
@@ -410,6 +407,58 @@ impl PyReader {
 }
 
 closed_by_block!(PyReader);
+
+/// The pause between two attempts to connect.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The time for which an owner is asked, at first and at most: twice as long each time.
+const PATIENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
+
+fn no_listener() -> Failure {
+    Failure::new(Class::BadOption, "connecting", "there is no address", "give that of a publisher")
+}
+
+/// Connects to the first of the addresses that answers, once one does. One that says nothing does not take the time of
+/// the others.
+fn connect(
+    transports: &[NamedFabric],
+    addresses: &[Address],
+    options: ReaderOptions,
+    deadline: Instant,
+    is_given_up: &AtomicBool,
+) -> Result<Reader<NamedFabric>, Failure> {
+    let mut last: Option<Error> = None;
+    let [mut patience, most] = PATIENCE;
+    loop {
+        // What one address says for good does not speak for the others.
+        let mut may_come = false;
+        for (transport, address) in transports.iter().zip(addresses) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let asked = if addresses.len() == 1 { left } else { left.min(patience) };
+            match Reader::connect(transport.clone(), address, options, asked) {
+                Ok(reader) => return Ok(reader),
+                // The reason for which it was refused says more than that the time is over.
+                Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {
+                    may_come = true
+                }
+                Err(error) => {
+                    may_come |= fabric::may_come(&error);
+                    last = Some(error);
+                }
+            }
+        }
+        let is_over = Instant::now() + RETRY >= deadline || is_given_up.load(Ordering::Relaxed);
+        if is_over || !may_come {
+            return Err(last.map_or_else(no_listener, Failure::from));
+        }
+        std::thread::sleep(RETRY);
+        patience = most.min(2 * patience);
+    }
+}
+
+fn is_refused_for_now(error: &Error) -> bool {
+    error.retry_after().is_some()
+}
 
 impl Drop for PyReader {
     fn drop(&mut self) {

@@ -11,7 +11,6 @@ use slackline::internals::node::Backoff;
 use slackline::{Address, Job, Mixed, View, Worker, WorkerOptions, now};
 
 use crate::arguments::Addresses;
-use crate::connecting::first_to_answer;
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
@@ -27,7 +26,6 @@ use crate::view::ArrayView;
 use crate::wait::{Deadline, idle as way_to_idle, in_thread, timeout as seconds};
 use crate::working::{Working, abandon, copied};
 
-const CONNECTING: &str = "connecting";
 const STEPPING: &str = "waiting for parameters";
 const PUBLISHING: &str = "publishing a gradient";
 const FLUSHING: &str = "waiting for the server to apply the last gradients";
@@ -36,13 +34,12 @@ const COPYING: &str = "copying parameters into arrays";
 
 /// Reads parameters and publishes gradients, one step after the other.
 ///
-/// `servers` are the addresses of the servers of all shards, in any order. Where a server has several addresses, with
-/// commas between them, the first ones of all servers are tried, then the second ones, and so on. Waits, at most
-/// `timeout` seconds, for them to listen. The scheme is the servers'. `rank` names this worker: one that is started
-/// again with the same rank is the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are
-/// as for a Reader. With `gpu`, a Gpu, gradients on that GPU are published straight out of its memory over shared
-/// memory, and by RDMA if the device reaches the GPU. If it does not, and over TCP, they go by way of blocks of host
-/// memory.
+/// `servers` are the addresses of the servers of all shards, in any order. Of several addresses of one server, with
+/// commas between them, the first is taken. Waits, at most `timeout` seconds, for the servers to listen. The scheme is
+/// theirs. `rank` names this worker: one that is started again with the same rank is the same worker, and no gradient of
+/// it counts twice. `secret` (the job's) and `idle` are as for a Reader. With `gpu`, a Gpu, gradients on that GPU are
+/// published straight out of its memory over shared memory, and by RDMA if the device reaches the GPU. If it does not,
+/// and over TCP, they go by way of blocks of host memory.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,
@@ -90,21 +87,16 @@ impl PyWorker {
         let idle = way_to_idle(idle)?;
         let options =
             WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };
-        let worker = in_thread(py, CONNECTING, move |is_given_up| {
+        let worker = in_thread(py, "connecting", move |is_given_up| {
             let deadline = Instant::now() + timeout;
-            let mut servers = Vec::with_capacity(searches.len());
+            let mut addresses = Vec::with_capacity(searches.len());
             for mut search in searches {
-                servers.push(search.until(deadline, is_given_up)?);
+                addresses.push(search.until(deadline, is_given_up)?.swap_remove(0));
             }
-            let all = Address::Several(servers.concat());
-            let fabric = fabric::fabric(secret, &all, transport_gpu.as_ref())?;
-            // The first addresses of all, then the second ones: servers of one job list theirs in one order.
-            let ways = servers.iter().map(Vec::len).max().unwrap_or(1);
-            first_to_answer(ways, deadline, is_given_up, |way, asked| {
-                let address = |listed: &Vec<Address>| listed[way.min(listed.len() - 1)].clone();
-                let addresses: Vec<Address> = servers.iter().map(address).collect();
-                Worker::connect(fabric.clone(), &addresses, options.clone(), asked)
-            })
+            let fabric =
+                fabric::fabric(secret, &Address::Several(addresses.clone()), transport_gpu.as_ref())?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            Ok(Worker::connect(fabric, &addresses, options, left)?)
         })?;
         Ok(PyWorker::of(worker, None, gpu)?)
     }

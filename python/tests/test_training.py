@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,14 +93,6 @@ def test_the_optimisers_are_those_of_their_names() -> None:
                     step.publish()
                 worker.flush()
             np.testing.assert_allclose(server.parameters()["w"].numpy(), expected, rtol=1e-6)
-
-
-def test_a_worker_tries_each_address_of_a_server(tmp_path: Path) -> None:
-    with slackline.Server({"w": np.zeros(8, "float32")}, address=f"{tmp_path}/server,127.0.0.1:0") as server:
-        over_tcp = server.address.split(",")[1]
-        for address in (server.address, f"@gone-{tmp_path.name},{over_tcp}", f"{over_tcp},{tmp_path}/gone"):
-            with slackline.Worker([address], rank=0, timeout=60) as worker, worker.step() as step:
-                step.publish({"w": np.ones(8, "float32")})
 
 
 def test_servers_say_what_they_cannot_be() -> None:

@@ -120,6 +120,19 @@ impl Channel {
     /// [socket](Self::into_socket). After an error the channel is of no more use.
     pub fn poll(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         let result = self.advance();
+        self.fail_after(result)
+    }
+
+    /// True once the other side's system has taken the connection. Nothing is said on it before the next
+    /// [`poll`](Self::poll): the other side gives a connection that has said something a few seconds to say the rest.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn is_taken(&mut self) -> Result<bool, ChannelError> {
+        let result =
+            if matches!(self.state, StreamState::Dialling(_)) { self.is_connected() } else { Ok(true) };
+        self.fail_after(result)
+    }
+
+    fn fail_after<R>(&mut self, result: Result<R, ChannelError>) -> Result<R, ChannelError> {
         if result.is_err() {
             self.state = StreamState::Failed;
         }
@@ -129,6 +142,10 @@ impl Channel {
     fn advance(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         if matches!(self.state, StreamState::Dialling(_)) && !self.is_connected()? {
             return Ok(None);
+        }
+        if self.redial.take().is_some() {
+            self.flush()?;
+            probe(&self.socket).map_err(ChannelError::system("connect"))?;
         }
         loop {
             self.flush()?;
@@ -208,12 +225,9 @@ impl Channel {
             let _as_before = rustix::net::connect_unspec(&self.socket);
             return Err(failed(Errno::CONNREFUSED.into()));
         }
-        self.redial = None;
         if let StreamState::Dialling(greeting) = std::mem::replace(&mut self.state, StreamState::Failed) {
             self.state = StreamState::Greeting(greeting);
         }
-        self.flush()?;
-        probe(&self.socket).map_err(failed)?;
         Ok(true)
     }
 

@@ -31,6 +31,25 @@ fn pair(client: &ChannelTerms, server: &ChannelTerms) -> (Channel, Channel) {
     (client, Channel::accept(&listener, server).unwrap().unwrap())
 }
 
+#[cfg(feature = "verbs")]
+#[test]
+fn nothing_is_said_before_the_poll_after_a_connection_is_taken() {
+    let (listener, address) = listener();
+    let mut client = Channel::connect(address, &terms(None)).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !client.is_taken().unwrap() {
+        assert!(Instant::now() < deadline, "the connection is not taken");
+        std::thread::yield_now();
+    }
+    stream.set_nonblocking(true).unwrap();
+    let heard = |stream: &TcpStream| stream.peek(&mut [0]);
+    assert_eq!(heard(&stream).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    client.poll().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    assert_eq!(heard(&stream).unwrap(), 1);
+}
+
 /// Polls both until one has something to say, or fails.
 fn meet(a: &mut Channel, b: &mut Channel) -> (Result<Vec<u8>, ChannelError>, bool) {
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::JobError;
-use super::messages::{FromCoordinator, FromMember, encode};
+use super::messages::{FromCoordinator, FromMember, SILENCE_LEAST, encode};
 use super::plan::{JobPlan, Role};
 use super::rendezvous::{self, Hub, HubEvent, MemberId, RendezvousError};
 use super::roster::{RankState, Roster};
@@ -231,7 +231,7 @@ impl Attendance {
         // Without servers the members of its group alone go on without it, and it says itself that it lives.
         let silent = |worker: u32| {
             let silent = now.saturating_duration_since(self.heard[worker as usize]);
-            (self.plan.servers == 0 && silent >= self.plan.timeout).then_some(silent)
+            (self.plan.servers == 0 && silent >= self.plan.timeout.max(SILENCE_LEAST)).then_some(silent)
         };
         let hangs = |worker: u32| out(worker).or_else(|| never_in(worker)).or_else(|| silent(worker));
         // The processes that have something to do and are not here, how long, and whether they were here before.
@@ -539,6 +539,14 @@ mod tests {
         assert_eq!(attendance.end(later + TIMEOUT), Some(FromCoordinator::Over));
         attendance.take(said(3, &FromMember::Alive), later + TIMEOUT);
         assert_eq!(attendance.end(later + TIMEOUT), None, "it was stopped, and goes on");
+        // Its own timeout may be longer than rank 0's: then it says so once a second.
+        let mut hasty = Attendance::new(JobPlan::servers(0).timeout(SILENCE_LEAST / 40), 2, now);
+        for id in [2, 3] {
+            hasty.take(HubEvent::Joined(member(id, MemberRole::Worker, id as u32 - 2)), now);
+        }
+        hasty.take(said(2, &FromMember::Finished), now);
+        assert_eq!(hasty.end(now + SILENCE_LEAST / 2), None, "it computes on");
+        assert_eq!(hasty.end(now + SILENCE_LEAST), Some(FromCoordinator::Over));
     }
 
     #[test]

@@ -64,22 +64,29 @@ impl LocalSteps {
         if self.count == 1 {
             return compute(0, parameters, gradient);
         }
-        self.own.clear();
-        self.own.extend_from_slice(parameters);
-        // Over a size of 0 there is no quotient: then the copy takes whole gradients, and no step is computed on it.
+        // Over a size of 0 there is no quotient: then the gradients themselves are added up.
         let stays = self.learning_rate == 0.0;
-        let rate = if stays { 1.0 } else { self.learning_rate };
+        self.own.clear();
+        match stays {
+            true => self.own.resize(parameters.len(), 0.0),
+            false => self.own.extend_from_slice(parameters),
+        }
+        let by = if stays { 1.0 } else { -self.learning_rate };
         let mut loss = 0.0;
         for step in 0..self.count {
             let at = if stays { parameters } else { &self.own };
             let Some(of_step) = compute(step, at, gradient)? else { return Ok(None) };
             loss += of_step / self.count as f32;
             for (value, gradient) in self.own.iter_mut().zip(&*gradient) {
-                *value -= rate * gradient;
+                *value += by * gradient;
             }
         }
+        if stays {
+            gradient.copy_from_slice(&self.own);
+            return Ok(Some(loss));
+        }
         for ((gradient, before), after) in gradient.iter_mut().zip(parameters).zip(&self.own) {
-            *gradient = (before - after) / rate;
+            *gradient = (before - after) / self.learning_rate;
         }
         Ok(Some(loss))
     }
@@ -183,6 +190,13 @@ mod tests {
             let Ok(loss) = LocalSteps::new(3, learning_rate).gradient(&[4.0], &mut gradient, &mut compute);
             assert_eq!((gradient, loss), ([12.0], Some(1.0)));
         }
+        let mut small = |_: u64, _: &[f32], gradient: &mut [f32]| {
+            gradient[0] = 0.5f32.powi(20); // lost beside 1000
+            Ok::<_, std::convert::Infallible>(Some(1.0))
+        };
+        let mut gradient = [0.0];
+        let Ok(_) = LocalSteps::new(2, 0.0).gradient(&[1000.0], &mut gradient, &mut small);
+        assert_eq!(gradient, [0.5f32.powi(19)]);
         assert_eq!(calls, [(0, 4.0), (1, 4.0), (2, 4.0)].repeat(2));
     }
 }

@@ -156,6 +156,12 @@ impl<C> MemberShared<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How the membership has ended for a forked child, which it is not of.
+    fn inherited(&self) -> Option<End> {
+        let why = "this process was forked from a member of the job: join in the child itself";
+        self.guard.is_inherited().then(|| End::Lost(why.into()))
+    }
+
     /// Changes the state and wakes the thread, which looks at it. A forked child leaves the membership to its parent.
     fn tell(&self, change: impl FnOnce(&mut MemberState<C>)) {
         if self.guard.is_inherited() {
@@ -217,7 +223,7 @@ impl<C: Conversation> JobMember<C> {
 
     /// The reason why the membership has ended, if it has.
     pub fn end(&self) -> Option<End> {
-        self.shared.state().end.clone()
+        self.shared.inherited().or_else(|| self.shared.state().end.clone())
     }
 
     /// The number of members of a role, as far as this process was told.
@@ -340,6 +346,9 @@ impl<C: Conversation> JobMember<C> {
         what: &str,
         mut until: impl FnMut(&mut MemberState<C>) -> Option<R>,
     ) -> Result<R, WaitError> {
+        if let Some(end) = self.shared.inherited() {
+            return Err(WaitError::Ended(end));
+        }
         let deadline = deadline_after(timeout);
         let mut state = self.shared.state();
         loop {
@@ -453,12 +462,13 @@ mod tests {
         let held = shared.state();
         assert!(true_in_a_forked_child(|| {
             let (tell, told) = channel();
-            let shared = Arc::clone(&shared);
+            let (shared, member) = (Arc::clone(&shared), &shared);
             std::thread::spawn(move || {
                 shared.tell(|state| state.leaving = true);
                 let _unheard = tell.send(());
             });
-            told.recv_timeout(Duration::from_secs(10)).is_ok()
+            let is_told = told.recv_timeout(Duration::from_secs(10)).is_ok();
+            is_told && matches!(member.inherited(), Some(End::Lost(_)))
         }));
         assert!(!held.leaving, "that is the parent's");
     }

@@ -14,6 +14,8 @@ const ALIVE_IN_TIMEOUT: u32 = 4;
 
 /// The longest time between two of them.
 const ALIVE_EVERY_MAX: Duration = Duration::from_secs(1);
+/// The least silence after which a member counts as lost: its own timeout may be longer than rank 0's.
+pub(super) const SILENCE_LEAST: Duration = Duration::from_secs(4);
 
 /// A message of a member.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -80,8 +80,8 @@ impl JobPlan {
     }
 
     /// The longest time that any wait of the job may take (60 s by default): for processes to join, for parameters, for
-    /// a lost server to come back, or for a worker that the servers have evicted since it was silent for a lease. At
-    /// most a year.
+    /// a lost server to come back, or for a worker that the servers have evicted since it was silent for a lease, or
+    /// that is silent in a job without servers (that one 4 s at least). At most a year.
     pub fn timeout(mut self, timeout: Duration) -> JobPlan {
         self.timeout = timeout.min(YEAR);
         self

@@ -105,6 +105,14 @@ pub fn pause() {
     loom::hint::spin_loop();
 }
 
+/// Lets other threads have this processor, in a loop that waits for one of them.
+pub fn yield_now() {
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
 /// Whether this run is one of the mutant `name`: never, but under the model checker, in a build of mutants and in unit
 /// tests.
 #[cfg(not(any(loom, test, slackline_mutants)))]

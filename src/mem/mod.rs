@@ -36,7 +36,7 @@ pub use copy::set_copy_threads;
 pub use copy::{Gate, Streaming, Way, streaming_threshold};
 pub use error::MemoryError;
 pub(crate) use fence::runs_as_mutant;
-pub use fence::{fence, pause};
+pub use fence::{fence, pause, yield_now};
 pub use fork::ForkGuard;
 #[cfg(all(test, not(loom)))]
 pub(crate) use fork::{alone, true_in_a_forked_child};

@@ -330,6 +330,7 @@ impl Diagnostic for Error {
     /// pinned version, connect again after the loss of a server or an eviction.
     fn is_retryable(&self) -> bool {
         match self {
+            Error::Evicted { why: Eviction::Misbehaved, .. } => false,
             error if error.is_loss() => true,
             Error::Deadline { .. } | Error::NotHeld { .. } | Error::Pinned { .. } | Error::Thread { .. } => {
                 true
@@ -410,9 +411,11 @@ impl Error {
             )
     }
 
-    /// True if the server refused access to its memory, or this host's device failed a request.
+    /// True if the server refused access to its memory, took what was written there for a breach of the protocol, or if
+    /// this host's device failed a request: it may be so each time.
     pub(crate) fn is_failed_request(&self) -> bool {
         match self {
+            Error::Evicted { why: Eviction::Misbehaved, .. } => true,
             Error::Pull { source: PullError::Completion(error), .. }
             | Error::Publish { source: PublishError::Completion(error), .. } => {
                 matches!(error, CompletionError::RemoteAccess | CompletionError::Device { .. })

@@ -13,7 +13,7 @@ use super::{FrameSource, Pulled};
 use crate::clock::{Clock, Version};
 use crate::cuda::GpuMemory;
 use crate::diagnostic::{Diagnostic, remedy_of};
-use crate::mem::{ForkGuard, LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
+use crate::mem::{ForkGuard, LocalSlice, RemoteSlice, VolatileSlice, fence, pause, yield_now};
 use crate::scheme::Bound;
 use crate::transport::Endpoint;
 
@@ -277,12 +277,13 @@ fn is_version(line: VolatileSlice<'_>, version: Version) -> bool {
     if !mutant!("intact_fence") {
         fence(Acquire);
     }
-    for _ in 0..ATTEMPTS {
+    for attempt in 0..2 * ATTEMPTS {
         let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
         if header.is_whole() || header.version != version {
             return header.is_whole() && header.version == version;
         }
-        pause();
+        // The owner may have lost its processor between the two.
+        if attempt < ATTEMPTS { pause() } else { yield_now() }
     }
     false
 }

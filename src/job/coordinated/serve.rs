@@ -72,6 +72,7 @@ impl CoordinatedMember {
                     Ok(false) => {}
                     Err(JobError::Node(Error::AnotherIncarnation { .. })) => {
                         // None of these versions belong to the incarnation that decides now.
+                        self.tell_failures(&mut server, &mut failed);
                         drop(server);
                         if let Some(checkpoint) = &mut order.checkpoint {
                             checkpoint.resume = Resume::IfThere;

@@ -253,7 +253,11 @@ impl DeltaPull {
                 // Words of the first look may be older than its sequence, those of this one may be newer: what is the
                 // same in both is of this difference, since the version in a slot only grows.
                 let is_same = self.slot(slot) == (header, label) || mutant!("delta_verify");
-                self.step = if is_same { DeltaStep::Fetched } else { DeltaStep::Whole };
+                self.step = match is_same {
+                    true if self.target == Some(self.held.version) => DeltaStep::Reached,
+                    true => DeltaStep::Fetched,
+                    false => DeltaStep::Whole,
+                };
                 self.gains += 1;
                 Ok(true)
             }
@@ -271,17 +275,22 @@ impl DeltaPull {
         self.target = Some(wanted);
         self.gains += 1;
         // That the number at hand is the latest says nothing before it is known whose versions these are.
-        let of_held = self
-            .slots()
-            .find(|(_, (header, label))| header.version == self.held.version && self.is_usable(header, label))
-            .map(|(_, (header, _))| header);
+        let of_held = self.slots().find(|(_, (header, label))| {
+            header.version == self.held.version && self.is_usable(header, label)
+        });
         let is_known = wanted != self.held.version || of_held.is_some();
-        self.checksum = of_held.and_then(DeltaHeader::whole_checksum);
+        self.checksum = of_held.and_then(|(_, (header, _))| header.whole_checksum());
         let bytes = self.bytes_to(wanted).filter(|_| is_known);
         if bytes.is_some_and(|bytes| bytes < self.source.payload_bytes) {
             self.choose();
         } else {
             self.step = DeltaStep::Whole;
+        }
+        // No difference is read, after which a second look would show whether the checksum is that version's.
+        if let (DeltaStep::Reached, Some(_), Some((slot, (header, label)))) =
+            (self.step, self.checksum, of_held)
+        {
+            (self.chosen, self.step) = ((slot, header, label), DeltaStep::Verify);
         }
         true
     }

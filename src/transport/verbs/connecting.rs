@@ -94,17 +94,18 @@ impl VerbsConnecting {
         let at = Address::Verbs(self.address);
         let Some(state) = &mut self.state else { return Ok(None) };
         let failed = |error| ConnectError::from_channel(at.clone(), error);
-        let heard = state.link.poll().map_err(failed)?;
-        if let Stage::Dialling(offer) = &state.stage
-            && state.link.peer_address().is_ok()
-        {
+        // Registering may take longer than the listener gives a connection that has begun to say something.
+        if let Stage::Dialling(offer) = &state.stage {
+            if !state.link.is_taken().map_err(failed)? {
+                return Ok(None);
+            }
             let offered = Offered::new(&self.shared, &state.rails, offer);
             let offered = offered.map_err(|error| device_failed(&at, error))?;
             let said = Hello::Offer(offered.ours.clone()).encode(&offer.message);
             state.link.send(&said).map_err(failed)?;
             state.stage = Stage::Offered(Box::new(offered));
         }
-        let Some(heard) = heard else { return Ok(None) };
+        let Some(heard) = state.link.poll().map_err(failed)? else { return Ok(None) };
         let (theirs, message) = match Hello::decode(&heard).map_err(|error| protocol(&at, &error))? {
             (Hello::Accept(theirs), message) => (theirs, message),
             (Hello::Refuse(refusal), _) => {
