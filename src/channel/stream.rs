@@ -117,7 +117,7 @@ impl Channel {
     /// Moves everything on as far as it goes without waiting, and takes the next message if there is one.
     ///
     /// Never reads past the end of a message: what follows is left to the code that takes the
-    /// [socket](Self::into_socket). After an error the channel is of no more use.
+    /// socket (`into_socket`). After an error the channel is of no more use.
     pub fn poll(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         let result = self.advance();
         self.fail_after(result)
