@@ -136,7 +136,7 @@ pub(super) struct CallersStream {
 /// load. Where a device cannot, an event is recorded behind each copy.
 pub(super) struct GpuQueue {
     /// The number of the last piece of work that was put there. Who puts work there holds it, also while the driver has
-    /// no room for more, and whoever looks for the end of work does not.
+    /// no room for more, and a look for the end of work does not take it.
     issued: Mutex<u64>,
     state: Mutex<QueueState>,
     questions: AtomicU32,

@@ -78,6 +78,8 @@ struct Line {
     /// "above", "below" or "level" with the label of one of its values, whose interval must lie on that side of 1, or
     /// hold it; or all-schemes/CHECK, of the runs on real processes.
     rests_on: Vec<String>,
+    /// The sentence that stood here before, with what its checks say of it.
+    before: Option<String>,
 }
 
 /// What the page tells of a result.
@@ -138,11 +140,12 @@ fn advice(parts: &[Part], real: &[String]) -> Result<String, Error> {
 impl Line {
     /// The sentence as an item of a list, told as not borne out where one of its checks came out otherwise.
     fn item(&self, parts: &[Part], real: &[String]) -> String {
-        let Line { text, rests_on } = self;
+        let Line { text, rests_on, before } = self;
         let names = rests_on.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let is_borne_out = rests_on.iter().all(|name| came_out(name, parts, real));
         let doubt = if is_borne_out { "" } else { "Not borne out by this run: " };
-        format!("- {}\n", wrapped(&format!("{doubt}{text} ({names})")).replace('\n', "\n  "))
+        let before = before.as_ref().map_or_else(String::new, |before| format!(" Before: {before}"));
+        format!("- {}\n", wrapped(&format!("{doubt}{text} ({names}){before}")).replace('\n', "\n  "))
     }
 }
 
@@ -277,7 +280,7 @@ mod tests {
         let parts = [Part { recipe, checks, section: String::new(), again: None }];
         let is_told = |rests_on: &str| {
             let rests_on = vec![rests_on.replace("settings/", "essp-settings/")];
-            let item = Line { text: "So it is.".into(), rests_on }.item(&parts, &[]);
+            let item = Line { text: "So it is.".into(), rests_on, before: None }.item(&parts, &[]);
             !item.starts_with("- Not borne out by this run: So it is.")
         };
         for borne_out in [
