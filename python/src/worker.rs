@@ -36,10 +36,10 @@ const COPYING: &str = "copying parameters into arrays";
 ///
 /// `servers` are the addresses of the servers of all shards, in any order. Of several addresses of one server, with
 /// commas between them, the first is taken. Waits, at most `timeout` seconds, for the servers to listen. The scheme is
-/// theirs. `rank` names this worker: one that is started again with the same rank is the same worker, and no gradient of
-/// it counts twice. `secret` (the job's) and `idle` are as for a Reader. With `gpu`, a Gpu, gradients on that GPU are
-/// published straight out of its memory over shared memory, and by RDMA if the device reaches the GPU. If it does not,
-/// and over TCP, they go by way of blocks of host memory.
+/// theirs. `rank` names this worker: one that is started again with the same rank is the same worker, and no gradient
+/// of it counts twice. `secret` (the job's) and `idle` are as for a Reader. With `gpu`, a Gpu, gradients on that GPU
+/// are published straight out of its memory over shared memory, and by RDMA if the device reaches the GPU. If it does
+/// not, and over TCP, they go by way of blocks of host memory.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,

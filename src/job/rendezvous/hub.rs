@@ -53,8 +53,8 @@ pub enum HubEvent {
 /// The meeting point of a job. Driven by [`poll`](Self::poll), which never waits.
 ///
 /// Unauthenticated connections cost little: a poll accepts at most [`MAX_PENDING_HANDSHAKES`], as many are greeted at a
-/// time, each for at most [`HANDSHAKE_TIMEOUT`], and with more one of those that have sent the least is dropped: the new one
-/// itself, if it alone has sent nothing.
+/// time, each for at most [`HANDSHAKE_TIMEOUT`], and with more one of those that have sent the least is dropped: the
+/// new one itself, if it alone has sent nothing.
 ///
 /// [`MAX_PENDING_HANDSHAKES`]: crate::transport::MAX_PENDING_HANDSHAKES
 /// [`HANDSHAKE_TIMEOUT`]: crate::transport::HANDSHAKE_TIMEOUT
