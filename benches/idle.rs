@@ -25,6 +25,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Time between two versions that readers wait for.
 const PUBLISH_EVERY: Duration = Duration::from_millis(15);
 
+const USAGE: &str = "usage: cargo bench --bench idle -- [--seconds N]";
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
@@ -32,8 +34,9 @@ fn main() {
         ["own", kind, "tcp", idle, peers] => own(Tcp::new(), loopback(), kind, idle, peers),
         [] => measure(10),
         ["--seconds", seconds] => measure(seconds.parse().expect("a number of seconds")),
+        ["--help" | "-h"] => println!("{USAGE}"),
         _ => {
-            eprintln!("usage: cargo bench --bench idle -- [--seconds N]");
+            eprintln!("{USAGE}");
             std::process::exit(2);
         }
     }
@@ -138,21 +141,21 @@ fn waiting<T: Transport + Clone>(
         }
         delays
     };
-    let (before, begun) = (time_of("self"), Instant::now());
+    let (before, begun) = (own_time(), Instant::now());
     let delays = std::thread::scope(|scope| {
         let reading: Vec<_> = (0..readers).map(|_| scope.spawn(read)).collect();
         reading.into_iter().flat_map(|reading| reading.join().expect("a reader")).collect()
     });
-    ((time_of("self") - before).as_secs_f64() / begun.elapsed().as_secs_f64(), delays)
+    ((own_time() - before).as_secs_f64() / begun.elapsed().as_secs_f64(), delays)
 }
 
 fn behaviour(idle: &str) -> Idle {
     if idle == "sleep" { Idle::Sleep } else { Idle::Poll }
 }
 
-/// The processor time of a process so far.
-fn time_of(process: &str) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("the process lives");
+/// The processor time of this process so far, with that of its threads that have ended.
+fn own_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("this process lives");
     // Behind the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths of a
     // second.
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
@@ -188,9 +191,20 @@ impl Owner {
         share
     }
 
-    /// The processor time of the owner so far.
+    /// The processor time of the owner's threads so far, to the nanosecond. None of them ends before the owner does.
     fn time(&self) -> Duration {
-        time_of(&self.child.id().to_string())
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the owner lives");
+        let of = |thread: std::io::Result<std::fs::DirEntry>| {
+            let path = thread.expect("a thread of the owner").path().join("schedstat");
+            let times = std::fs::read_to_string(path).expect("the thread lives");
+            times
+                .split(' ')
+                .next()
+                .and_then(|ran| ran.parse().ok())
+                .map(Duration::from_nanos)
+                .expect("its time")
+        };
+        threads.map(of).sum()
     }
 }
 
