@@ -24,6 +24,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use memmap2::{MmapOptions, MmapRaw};
 
 use self::calls::{LIBRARY, Peermem, poll_cq, post_send};
+use self::lateness::Lateness;
 use self::ports::PortFaults;
 use self::receives::{Channels, post_recv, req_notify_cq};
 use self::undoing::Undoing;
@@ -42,9 +43,6 @@ const PACKET_BYTES: usize = 1024;
 /// Requests that may be outstanding on an endpoint, and READs among them.
 const DEPTH: u32 = 64;
 const READS: u8 = 16;
-
-/// Chances, on average, that a word which is late lets pass.
-const LATE_STEPS: usize = 10_000;
 
 /// A device, and the steps that it takes.
 pub(crate) struct Unordered {
@@ -80,8 +78,7 @@ struct DeviceState {
     lingering: Vec<Lingering>,
     /// Whether requests of a pair are carried out one after the other.
     keeps_order: bool,
-    /// Whether words that are acknowledged before they are in memory get there late.
-    is_late: bool,
+    lateness: Lateness,
     ports: PortFaults,
     /// Packets whose senders have given up.
     late: Vec<LatePacket>,
@@ -177,12 +174,6 @@ impl ScriptedAtomic {
                 .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
                 .unwrap_or_else(|other| other),
         }
-    }
-}
-
-impl ScriptedRequest {
-    fn is_acknowledged_word(&self) -> bool {
-        self.is_told && self.bytes == size_of::<u64>()
     }
 }
 
@@ -299,7 +290,7 @@ impl Unordered {
             lingers: Lingers::Nothing,
             lingering: Vec::new(),
             keeps_order: false,
-            is_late: false,
+            lateness: Lateness::default(),
             ports: PortFaults::default(),
             late: Vec::new(),
             events: VecDeque::new(),
@@ -414,12 +405,6 @@ impl Unordered {
         lock(&self.world.state).keeps_order = true;
     }
 
-    /// From now on a word that is acknowledged before it is in memory gets there much later.
-    #[cfg(test)]
-    pub(crate) fn be_late(&self) {
-        lock(&self.world.state).is_late = true;
-    }
-
     /// What a flush of a GPU does.
     #[cfg(feature = "cuda")]
     pub(crate) fn flush(&self) -> Arc<dyn Fn() + Send + Sync> {
@@ -481,9 +466,9 @@ impl DeviceState {
             if self.ports.silent.contains(&pair.port) {
                 continue;
             }
-            steps.extend(
-                pair.steps(self.is_answered(pair), self.keeps_order).into_iter().map(|step| (index, step)),
-            );
+            let allowed = pair.steps(self.is_answered(pair), self.keeps_order).into_iter();
+            let taken = allowed.filter(|step| !pair.holds(*step, self.lateness));
+            steps.extend(taken.map(|step| (index, step)));
         }
         // However many are late, they come one now and then.
         let has_more = !self.late.is_empty() || !self.lingering.is_empty();
@@ -492,10 +477,7 @@ impl DeviceState {
             return false;
         }
         match steps.get(self.random(all)) {
-            Some((pair, DeviceStep::Store(request, _)))
-                if self.is_late
-                    && self.pairs[*pair].requests[*request].is_acknowledged_word()
-                    && self.random(LATE_STEPS) > 0 => {}
+            Some((pair, step)) if self.puts_off(*pair, *step) => {}
             Some((pair, step)) => self.take(*pair, *step),
             None => {
                 let late = self.random(self.late.len() + self.lingering.len());
@@ -781,6 +763,7 @@ mod conformance;
 mod gpu;
 #[cfg(all(test, feature = "cuda"))]
 mod gpudirect;
+mod lateness;
 #[cfg(test)]
 mod lost_rails;
 mod ports;

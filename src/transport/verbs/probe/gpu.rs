@@ -153,7 +153,7 @@ impl GpuLoopback<'_> {
         Ok(GpuTransfers { write, read, are_intact, versions, torn })
     }
 
-    /// A WRITE or READ of all of it, and the time that it took.
+    /// A WRITE or READ of all of it, and the time until it is complete. Once this returns, a WRITE has arrived, too.
     fn transfer(&mut self, writes: bool, remote: RemoteSlice) -> Result<Duration, String> {
         let local = self.mine.whole();
         let begun = Instant::now();
@@ -162,8 +162,19 @@ impl GpuLoopback<'_> {
             false => Operation::ReadToGpu { local, remote },
         })?;
         let took = begun.elapsed();
+        if writes {
+            self.arrive(remote)?;
+        }
         self.gpu.see_rdma_writes().map_err(of_gpu)?;
         Ok(took)
+    }
+
+    /// Waits until memory has what was written there. A WRITE may be complete before that; a READ behind it of the same
+    /// memory is carried out after it.
+    fn arrive(&mut self, remote: RemoteSlice) -> Result<(), String> {
+        let (local, remote) =
+            (self.loopback.local.slice(0, 8).map_err(outside)?, remote.slice(0, 8).map_err(outside)?);
+        self.loopback.run(Operation::Read { local, remote, streaming: Streaming::Never })
     }
 
     /// Writes a version and its word; true if the GPU sees all of it once the processor has seen the word.

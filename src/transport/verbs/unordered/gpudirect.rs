@@ -478,6 +478,18 @@ fn transfers_that_are_tried_are_whole_or_say_what_is_missing() {
     assert!(error.contains("not dma-buf: the GPU's driver exports none"), "{error}");
 }
 
+/// An acknowledgement says nothing of the peer's memory. What is looked at too early would be called changed.
+#[test]
+fn transfers_that_are_tried_are_looked_at_once_they_have_arrived() {
+    let (device, driver) = lingering(Import::DmaBuf, 0);
+    device.be_late_on_gpus();
+    let (gpu, ..) = driver.open_gpu();
+    let verbs = device.that_steps().verbs(None).with_gpu(&gpu);
+    let _working = driver.work_in_a_thread();
+    let found = verbs.try_gpu(1, std::time::Duration::ZERO).unwrap();
+    assert!(found.are_intact && found.versions == 1 && found.torn == 0, "{found:?}");
+}
+
 #[test]
 fn every_row_is_measured_where_the_rdma_device_reaches_the_gpu() {
     for row in rows_told(|gpu| rdma_of(gpu, Ok(super::lingering().verbs(None)))) {
