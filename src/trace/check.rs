@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Certificate, Publication, TraceRecord};
 use crate::clock::Version;
-use read::{Past, ReadJudge};
+use read::{Past, ReadJudge, Told};
 
 /// A property that every trace has if the library keeps its promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,8 +89,8 @@ pub struct TraceChecker<L> {
 }
 
 impl<L: Clone> TraceChecker<L> {
-    /// A checker that has seen nothing. Times are compared as those of clocks that differ by at most `clock_error`;
-    /// processes of one host have one clock.
+    /// A checker that has seen nothing. Times of different processes are compared as those of clocks that differ by at
+    /// most `clock_error`, which is zero if all ran on one host. Times of one process have one clock.
     pub fn new(clock_error: Duration) -> TraceChecker<L> {
         TraceChecker {
             clock_error_ns: u64::try_from(clock_error.as_nanos()).unwrap_or(u64::MAX),
@@ -129,7 +129,7 @@ impl<L: Clone> TraceChecker<L> {
     /// Judges all that was taken.
     pub fn finish(self) -> Verdict<L> {
         let TraceChecker { clock_error_ns, publications, reads, mut violations } = self;
-        let histories = histories(&publications, clock_error_ns, &mut violations);
+        let histories = histories(&publications, &mut violations);
         let mut verdict = Verdict {
             publications: publications.len() as u64,
             reads: reads.len() as u64,
@@ -137,7 +137,7 @@ impl<L: Clone> TraceChecker<L> {
             unverified: 0,
             violations,
         };
-        let mut past = Past::of(0);
+        let (mut past, mut told) = (Past::of(0), Told::nothing());
         for (at, read) in reads.values() {
             if past.reader != read.reader {
                 past = Past::of(read.reader);
@@ -148,8 +148,15 @@ impl<L: Clone> TraceChecker<L> {
             let is_compared = publications
                 .get(&(read.origin, read.version))
                 .is_some_and(|(other, publication)| judge.with_publication(other, publication));
-            if let Some((other, newest)) = publications.get(&(read.epoch, read.newest)) {
-                judge.with_newest(other, newest);
+            if !is_compared {
+                judge.with_others(&mut told);
+            }
+            for (owner, version) in [(read.epoch, read.newest), (read.origin, read.version)] {
+                // An owner numbers its versions in the order in which it publishes them.
+                let by_then = publications.range((owner, Version::new(0))..=(owner, version)).next_back();
+                if let Some((_, (other, publication))) = by_then {
+                    judge.not_before(other, publication);
+                }
             }
             if let Some(history) = histories.get(&read.epoch) {
                 judge.within_history(history);
@@ -175,7 +182,6 @@ type History<'a, L> = Vec<(u64, Version, &'a L)>;
 /// The histories of all origins, whose publications are held against each other.
 fn histories<'a, L: Clone>(
     publications: &'a BTreeMap<(u64, Version), (L, Publication)>,
-    clock_error_ns: u64,
     violations: &mut Vec<Violation<L>>,
 ) -> BTreeMap<u64, History<'a, L>> {
     let mut histories: BTreeMap<u64, History<'a, L>> = BTreeMap::new();
@@ -186,11 +192,11 @@ fn histories<'a, L: Clone>(
             let (found, against) = (format!("{} {what}", name(*key)), against.cloned());
             violations.push(Violation { property: Property::Timely, at: at.clone(), against, found });
         };
-        if is_later(*published_ns, *complete_ns, clock_error_ns) {
+        if published_ns > complete_ns {
             untimely(None, "was complete before it was published");
         }
         if let Some((other, earlier)) = before.filter(|(_, earlier)| earlier.origin == *origin)
-            && is_later(earlier.complete_ns, *published_ns, clock_error_ns)
+            && earlier.complete_ns > *published_ns
         {
             untimely(Some(other), "was published before an earlier one was complete");
         }
@@ -209,7 +215,7 @@ fn histories<'a, L: Clone>(
     histories
 }
 
-/// True if the first time is later than the second, whatever clocks they are by.
+/// True if the first time is later than the second, by whichever of two hosts' clocks each was taken.
 fn is_later(one: u64, other: u64, clock_error_ns: u64) -> bool {
     one > other.saturating_add(clock_error_ns)
 }

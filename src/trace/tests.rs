@@ -289,6 +289,62 @@ fn a_newest_version_that_was_not_published_yet_is_found() {
 }
 
 #[test]
+fn a_version_without_a_record_behind_one_that_was_not_published_yet_is_found() {
+    let mut early = trace();
+    early.publications.remove(6);
+    early.reads.truncate(5);
+    // Version 7 has no record, and comes after 6, which was published after this read.
+    (early.reads[4].newest, early.reads[4].max_staleness) = (Version::new(7), Some(2));
+    early.violates(Property::Timely, "read 5", Some("version 6"));
+    early.reads[4].ended_ns = 600;
+    early.is_accepted();
+    // The same where another owner passed version 7 on.
+    let relayed = |ended_ns: u64| {
+        let mut relayed = early.clone();
+        let times = (550, ended_ns, 551);
+        let mut last = Certificate { reader: 2, epoch: 7, ..read(5, 7) };
+        (last.began_ns, last.ended_ns, last.published_ns) = times;
+        relayed.reads[4] = last;
+        relayed
+    };
+    relayed(599).violates(Property::Timely, "read 5", Some("version 6"));
+    let verdict = relayed(600).judged(Duration::ZERO);
+    assert_eq!((verdict.violations.len(), verdict.unverified), (0, 1), "{verdict:?}");
+}
+
+#[test]
+fn reads_that_contradict_each_other_about_a_version_without_a_record_are_found() {
+    let two = |change: fn(&mut Certificate)| {
+        let mut two = trace();
+        two.publications.remove(4);
+        two.reads.truncate(5);
+        let mut other = Certificate { sequence: 6, reader: 2, ..read(6, 5) };
+        change(&mut other);
+        two.reads.push(other);
+        two
+    };
+    let verdict = two(|_| {}).judged(Duration::ZERO);
+    assert_eq!((verdict.violations.len(), verdict.verified, verdict.unverified), (0, 4, 2), "{verdict:?}");
+    let torn: fn(&mut Certificate) = |read| *read.digests.get_mut("b").unwrap() = [0; 32];
+    two(torn).violates(Property::Whole, "read 6", Some("read 5"));
+    two(|read| read.tag.step += 1).violates(Property::Tagged, "read 6", Some("read 5"));
+    two(|read| read.published_ns -= 1).violates(Property::Tagged, "read 6", Some("read 5"));
+    // A server publishes nothing, and each of its incarnations has versions of its own.
+    let served = |epoch: u64, digest: u8| {
+        let mut served = two(|_| {});
+        for read in &mut served.reads {
+            (read.origin, read.epoch, read.published_ns) = (0, 7, 0);
+        }
+        let last = served.reads.last_mut().unwrap();
+        last.epoch = epoch;
+        *last.digests.get_mut("b").unwrap() = [digest; 32];
+        served
+    };
+    served(7, 0).violates(Property::Whole, "read 6", Some("read 5"));
+    assert_eq!(served(8, 0).judged(Duration::ZERO).violations, []);
+}
+
+#[test]
 fn a_read_of_what_was_not_published_yet_is_found() {
     let mut early = trace();
     (early.reads[4].began_ns, early.reads[4].ended_ns) = (480, 499);
@@ -298,19 +354,24 @@ fn a_read_of_what_was_not_published_yet_is_found() {
 }
 
 #[test]
-fn times_against_the_order_of_one_process_are_found() {
+fn times_against_the_order_of_one_process_are_found_whatever_the_clocks_of_others() {
+    let violates = |trace: &Trace, at: &str, against: Option<&str>| {
+        trace.violates(Property::Timely, at, against);
+        let found = trace.judged(Duration::from_millis(5)).violations;
+        assert!(found.iter().any(|found| found.property == Property::Timely && found.at == at), "{found:?}");
+    };
     let mut crossed = trace();
     crossed.reads[4].began_ns = 459;
-    crossed.violates(Property::Timely, "read 5", Some("read 4"));
+    violates(&crossed, "read 5", Some("read 4"));
     let mut back = trace();
     (back.reads[4].began_ns, back.reads[4].ended_ns) = (561, 560);
-    back.violates(Property::Timely, "read 5", None);
+    violates(&back, "read 5", None);
     let mut overlapping = trace();
     overlapping.publications[3].complete_ns = 501;
-    overlapping.violates(Property::Timely, "version 5", Some("version 4"));
+    violates(&overlapping, "version 5", Some("version 4"));
     let mut before = trace();
     before.publications[4].complete_ns = 499;
-    before.violates(Property::Timely, "version 5", None);
+    violates(&before, "version 5", None);
 }
 
 #[test]

@@ -223,10 +223,16 @@ impl Estimates {
         let window = self.window.max(((self.norms.count * WINDOW) as usize).min(WINDOW_MAX));
         let last = self.losses.len().checked_sub(window).filter(|last| *last >= window)?;
         let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-        let grows = mean(&self.losses[last..]) > factor * mean(&self.losses[..last]);
+        let grows = is_growth(mean(&self.losses[last..]), mean(&self.losses[..last]), factor);
         self.losses.drain(..last);
         Some(grows)
     }
+}
+
+/// True if the loss is more than `factor` times the one before. Below zero, where a factor above 1 would make the one
+/// before smaller, the loss has to rise by as large a part of its size.
+pub(super) fn is_growth(loss: f64, before: f64, factor: f64) -> bool {
+    loss > if before < 0.0 { 2.0 - factor } else { factor } * before
 }
 
 #[cfg(test)]
@@ -351,6 +357,20 @@ mod tests {
         assert_eq!((gain.variance, gain.norm_squared), (2.0, 3.0));
         estimates.add(2, 1.0, &Statistics::default());
         assert_eq!(estimates.gain(), Some(gain), "nothing measured, nothing changed");
+    }
+
+    #[test]
+    fn a_loss_below_zero_grows_by_a_part_of_its_size() {
+        for (before, loss, grows) in [
+            (1.0, 1.02, true),
+            (1.0, 1.0, false),
+            (-1.0, -1.005, false),
+            (-1.0, -0.98, true),
+            (-1.0, -0.995, false),
+        ] {
+            assert_eq!(is_growth(loss, before, 1.01), grows, "{before} to {loss}");
+        }
+        assert!(is_growth(-0.9, -1.0, 1.0) && !is_growth(-1.0, -1.0, 1.0));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use super::choice::best_k_of_steps;
-use super::gain::Gain;
+use super::gain::{Gain, is_growth};
 use super::step::StepRule;
 use crate::scheme::Statistics;
 
@@ -82,7 +82,7 @@ impl PublishedRule {
             if square > 0.0 {
                 self.smoothness.add((2.0 * (promised - (last.loss - loss)) / square).max(0.0));
             }
-            self.loss_has_grown = loss > LOSS_GROWTH * last.loss;
+            self.loss_has_grown = is_growth(loss, last.loss, LOSS_GROWTH);
         }
         self.learning_rate = learning_rate;
         self.last = Some(MeasuredStep { learning_rate: factor * learning_rate, norm_squared, noise, loss });
@@ -188,6 +188,17 @@ mod tests {
         assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 1);
         published.add(2, 1.0, &measured(1.0, Some(0.0), 0.92));
         assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 3);
+    }
+
+    #[test]
+    fn a_loss_below_zero_that_falls_by_little_does_not_grow() {
+        let mut published = PublishedRule::default();
+        for loss in [-0.9, -1.0, -1.005] {
+            published.add(2, 1.0, &measured(1.0, Some(0.0), loss));
+        }
+        assert!(!published.loss_has_grown);
+        published.add(2, 1.0, &measured(1.0, Some(0.0), -0.98));
+        assert!(published.loss_has_grown);
     }
 
     #[test]

@@ -23,6 +23,20 @@ impl<L> Past<'_, L> {
     }
 }
 
+/// What reads were given of versions of which no publication has the bytes: the first read of each, and the first
+/// digest of each tensor.
+pub(super) struct Told<'a, L> {
+    versions: BTreeMap<(u64, Version), (&'a L, &'a Certificate)>,
+    bytes: BTreeMap<((u64, Version), &'a str), (&'a L, &'a [u8; 32])>,
+}
+
+impl<L> Told<'_, L> {
+    /// Of no version yet.
+    pub(super) const fn nothing() -> Self {
+        Told { versions: BTreeMap::new(), bytes: BTreeMap::new() }
+    }
+}
+
 /// Judges one read.
 pub(super) struct ReadJudge<'a, 'b, L> {
     pub(super) at: &'a L,
@@ -65,7 +79,7 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
             let found = format!("version {got} is more than {most} behind version {seen}, the newest");
             self.violates(Property::Bounded, None, found);
         }
-        if is_later(self.read.began_ns, self.read.ended_ns, self.clock_error_ns) {
+        if self.read.began_ns > self.read.ended_ns {
             self.violates(Property::Timely, None, "the read ended before it began".into());
         }
         if is_later(self.read.published_ns, self.read.ended_ns, self.clock_error_ns) {
@@ -99,13 +113,35 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
         !read.digests.is_empty()
     }
 
-    /// Against the publication of the newest version that the owner had.
-    pub(super) fn with_newest(&mut self, other: &L, newest: &Publication) {
-        let is_other = newest.version != self.read.version;
-        if is_other && is_later(newest.published_ns, self.read.ended_ns, self.clock_error_ns) {
+    /// Against what earlier reads were given as the same version, where no publication has any of its bytes.
+    pub(super) fn with_others(&mut self, told: &mut Told<'a, L>) {
+        let read = self.read;
+        let key = (maker(read), read.version);
+        let what = format!("version {} of {:016x}", read.version.get(), key.0);
+        let (other, first) = *told.versions.entry(key).or_insert((self.at, read));
+        if (read.tag, read.published_ns) != (first.tag, first.published_ns) {
+            let found = format!("{what} came to another read with another tag or time");
+            self.violates(Property::Tagged, Some(other), found);
+        }
+        for (tensor, digest) in &read.digests {
+            let (other, first) = *told.bytes.entry((key, tensor)).or_insert((self.at, digest));
+            if digest != first {
+                let found = format!("the bytes of `{tensor}` of {what} are not those that another read got");
+                self.violates(Property::Whole, Some(other), found);
+            }
+        }
+    }
+
+    /// Against a publication of the owner or the origin whose number is at most the one that was read or seen: it was
+    /// published before the read had ended.
+    pub(super) fn not_before(&mut self, other: &L, publication: &Publication) {
+        // The time of the version itself came with it, and is judged alone.
+        let is_other = (publication.origin, publication.version) != (self.read.origin, self.read.version);
+        if is_other && is_later(publication.published_ns, self.read.ended_ns, self.clock_error_ns) {
             let found = format!(
-                "version {} was said to be the newest, and published after the read had ended",
-                newest.version.get()
+                "version {} was said to be there, and version {} published after the read had ended",
+                self.read.newest.get(),
+                publication.version.get()
             );
             self.violates(Property::Timely, Some(other), found);
         }
@@ -153,18 +189,12 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
     pub(super) fn after(&mut self, past: &mut Past<'a, L>) {
         let read = self.read;
         let version = read.version;
-        if let Some((other, last)) = past.last
-            && is_later(last.ended_ns, read.began_ns, self.clock_error_ns)
-        {
-            self.violates(
-                Property::Timely,
-                Some(other),
-                "the read began before an earlier one had ended".into(),
-            );
+        if let Some((other, _)) = past.last.filter(|(_, last)| last.ended_ns > read.began_ns) {
+            let found = "the read began before an earlier one had ended".into();
+            self.violates(Property::Timely, Some(other), found);
         }
         past.last = Some((self.at, read));
-        // Versions of a server have no origin but the server.
-        let origin = if read.origin == 0 { read.epoch } else { read.origin };
+        let origin = maker(read);
         let got = past.got.get(&origin).copied();
         if let Some((newest, other)) = got.filter(|(newest, _)| read.exactly.is_none() && version < *newest) {
             let found = format!("version {} was read after version {}", version.get(), newest.get());
@@ -186,4 +216,9 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
             past.seen.insert(read.epoch, (read.newest, self.at));
         }
     }
+}
+
+/// The incarnation that made the version: versions of a server have no origin but the server.
+fn maker(read: &Certificate) -> u64 {
+    if read.origin == 0 { read.epoch } else { read.origin }
 }
