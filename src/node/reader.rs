@@ -74,7 +74,7 @@ pub struct Fresh {
     pub epoch: u64,
     /// Number of times that the copy was begun again because the frame changed under it.
     pub retries: u64,
-    /// False if the copy at hand was fresh enough and nothing was read but its age.
+    /// False if the copy at hand was fresh enough and nothing was read but the number of the newest version.
     pub copied: bool,
     /// The publisher's own words about the version; zeros from a server.
     pub tag: VersionTag,

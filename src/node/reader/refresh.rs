@@ -340,8 +340,8 @@ impl<T: Transport> Reader<T> {
         RefreshStep::Copying { bound, has_begun: false }
     }
 
-    /// The copy of a refresh is there, for which something was read or nothing but its age. If it is too far behind by
-    /// now, it begins again.
+    /// The copy of a refresh is there, for which something was read, or nothing but the newest version's number. If it
+    /// is too far behind by now, it begins again.
     fn ends(
         &mut self,
         refresh: &mut Refresh,
