@@ -133,10 +133,11 @@ impl<T: Transport> Worker<T> {
     ///
     /// # Errors
     /// [`Error::Connect`], [`Error::Handshake`]: a server was not reached within `timeout`, refuses this worker, or
-    /// cannot be understood. [`Error::Deadline`]: one accepted the connection and did not answer. [`Error::Shards`]: no
-    /// server was given, or they do not hold the shards of one table, each once. [`Error::SchemeConfig`]: this process
-    /// cannot make the servers' scheme. [`Error::Scheme`], [`Error::Option`], [`Error::Pin`]: the options do not go
-    /// with the scheme or with the servers' memory. [`Error::Register`]: memory could not be had.
+    /// cannot be understood. [`Error::Deadline`]: one accepted the connection and did not answer, or the shards came to
+    /// no common clock. [`Error::Shards`]: no server was given, or they do not hold the shards of one table, each once.
+    /// [`Error::SchemeConfig`]: this process cannot make the servers' scheme. [`Error::Scheme`], [`Error::Option`],
+    /// [`Error::Pin`]: the options do not go with the scheme or with the servers' memory. [`Error::Register`]: memory
+    /// could not be had.
     pub fn connect(
         transport: T,
         servers: &[Address],
