@@ -48,9 +48,9 @@
 //! A read hands out the bytes of exactly one published version and says which. A read under a bound keeps it or fails
 //! by its deadline. A gradient counts at most once. Every call that can wait takes a timeout or has that of the
 //! [`JobPlan`], except those that wait for the end of a whole job ([`Job::serve`], [`JobWorker::finish`], and the last
-//! [`JobWorker::next_step`]) and waits for a copy of a GPU, 30 s at most. A peer reaches only the memory that it was
-//! granted, with two exceptions. Over RDMA a reader that guesses a 32-bit key can read another table of the same
-//! process. Over shared memory the processor checks no offset within the mapping of a region that was granted.
+//! [`JobWorker::next_step`]) and the few others that `docs/protocol.md` lists. A peer reaches only the memory that it
+//! was granted, with two exceptions. Over RDMA a reader that guesses an rkey (32 bits) can read another table of the
+//! same process. Over shared memory the processor checks no offset within the mapping of a region that was granted.
 //!
 //! Processes prove to each other that they know the job's secret, and what they agree on is encrypted; parameters and
 //! gradients are not, unless [`Secret::encrypting`] asks for it over TCP. A process that runs as the same user is

@@ -201,6 +201,9 @@ impl Table {
     }
 
     /// A table of one unnamed array: `elements` elements of one type, as benchmarks and tests use.
+    ///
+    /// # Errors
+    /// `elements` is 0 ([`TableError::Empty`]), or so many do not fit an address space ([`TableError::TooLarge`]).
     pub fn flat(elements: u64, element: ElementType) -> Result<Table, TableError> {
         Table::builder().tensor("parameters", &[elements], element).build()
     }
@@ -313,6 +316,11 @@ impl TableBuilder {
     }
 
     /// Lays them out.
+    ///
+    /// # Errors
+    /// There are no bytes in it ([`TableError::Empty`]); there are more than 65,536 tensors
+    /// ([`TableError::TooManyTensors`]) or two of one name ([`TableError::DuplicateName`]); they do not fit an address
+    /// space ([`TableError::TooLarge`]); the alignment is no power of two up to 4096 ([`TableError::Align`]).
     pub fn build(self) -> Result<Table, TableError> {
         Table::lay_out(self)
     }

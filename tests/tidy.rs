@@ -15,6 +15,8 @@ use words::{Word, words};
 mod badges;
 #[path = "tidy/clocks.rs"]
 mod clocks;
+#[path = "tidy/documented.rs"]
+mod documented;
 #[path = "tidy/earlier.rs"]
 mod earlier;
 #[path = "tidy/errors.rs"]
@@ -217,6 +219,21 @@ fn every_error_of_the_library_has_a_row_in_the_tables_of_errors() {
 }
 
 #[test]
+fn the_docs_of_every_public_function_that_may_fail_name_its_errors() {
+    let list = page("docs/public-api.txt").expect("the list of public items");
+    let (fallible, mut seen) = (documented::fallible(&list), 0);
+    hold(&[".rs"], |file, text| match file.starts_with("src/") {
+        true => {
+            let (found, missing) = documented::undocumented(file, text, &fallible);
+            seen += found;
+            missing
+        }
+        false => Vec::new(),
+    });
+    assert!(seen * 10 > fallible.len() * 9, "found {seen} of {}: the check is broken", fallible.len());
+}
+
+#[test]
 fn every_variable_of_the_tests_is_listed() {
     let testing = page("docs/testing.md").expect("the page of testing");
     hold(&[".rs", ".py"], |file, text| match is_of_tests(file) {
@@ -245,7 +262,7 @@ fn page(path: &str) -> Option<String> {
 }
 
 /// Panics with all that `check` finds in the files whose names end so.
-fn hold(extensions: &[&str], check: impl Fn(&str, &str) -> Vec<String>) {
+fn hold(extensions: &[&str], mut check: impl FnMut(&str, &str) -> Vec<String>) {
     let files: Vec<_> = extensions.iter().flat_map(|extension| files(extension)).collect();
     assert!(!files.is_empty(), "found no {extensions:?} file: the walk is broken");
     let mut offences = String::new();

@@ -10,6 +10,7 @@ mod failure;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod member_help;
 mod memory;
 pub mod metrics;
 mod model_args;

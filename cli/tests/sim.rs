@@ -197,7 +197,7 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(
         &["--compare", "bsp,ssp", "--staleness", "2"],
         "--staleness",
-        "brackets, such as --compare 'bsp,ssp(",
+        "parentheses, such as --compare 'bsp,ssp(",
     );
     misused(&["--compare", "bsp,dbw", "--delivery", "wait"], "--delivery", "'bsp,dbw(delivery=wait)'");
     misused(&["--compare", "bsp", "--window", "7"], "--window", "'bsp,dbw(window=7)'");

@@ -992,7 +992,7 @@ typedef struct slackline_fresh {
      */
     uint64_t retries;
     /**
-     * 0 if the copy at hand was fresh enough and nothing was read but its age.
+     * 0 if the copy at hand was fresh enough and nothing was read but the number of the newest version.
      */
     uint32_t copied;
     /**

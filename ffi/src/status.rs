@@ -184,7 +184,7 @@ pub struct slackline_fresh {
     pub epoch: u64,
     /// Copies begun again because the frame changed under them.
     pub retries: u64,
-    /// 0 if the copy at hand was fresh enough and nothing was read but its age.
+    /// 0 if the copy at hand was fresh enough and nothing was read but the number of the newest version.
     pub copied: u32,
     /// The publisher's own number for the version (`struct slackline_tag`); 0 from a server.
     pub step: u64,

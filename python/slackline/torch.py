@@ -173,8 +173,8 @@ class Worker:
         _check_targets(self._trained, "training a module")
 
     def step(self, closure: Callable[[], Tensor], *, timeout: float = 30.0) -> Tensor:
-        """Waits, as the scheme says and at most `timeout` seconds, for parameters, loads them, calls `closure` and
-        publishes the gradient. `closure` computes the gradients of one batch and returns its loss, as that of
+        """Waits, as the scheme says, for parameters, loads them, calls `closure` and publishes the gradient. `timeout`, in
+        seconds, holds for each of the two waits by itself: for the parameters, and for the gradient to be taken. `closure` computes the gradients of one batch and returns its loss, as that of
         `torch.optim.Optimizer.step` does; gradients are None when it begins. Returns the loss.
 
         If it raises, nothing is published, and the next call begins the same clock again. Raises what `Worker.step` and

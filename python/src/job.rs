@@ -30,8 +30,10 @@ pub(crate) struct PyJob {
 #[pymethods]
 impl PyJob {
     /// Joins the job. All processes call it with the same `servers`, `transport` and `per_host`. `timeout`, in
-    /// seconds, is the longest that any wait of the job may take. Raises OutOfTurn if no launcher has started this
-    /// process, Refused if the secrets differ, JobFailed if the job has failed.
+    /// seconds, is the longest that joining, waiting for the servers and connecting to them may each take. A worker's
+    /// step, publish, flush and finish have timeouts of their own, 30 s by default, and `serve` has none. Raises
+    /// OutOfTurn if no launcher has started this process, Refused if the secrets differ, JobFailed if the job has
+    /// failed.
     ///
     /// With `gpu`, a Gpu, what this process serves or works with is in its memory, as for a Server and a Worker. If the
     /// RDMA devices of a server do not reach its GPU, other hosts reach it over TCP; with transport="verbs" its

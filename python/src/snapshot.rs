@@ -178,7 +178,7 @@ pub(crate) struct Snapshot {
 
 #[pymethods]
 impl Snapshot {
-    /// The number of the version; the first that is published is 1.
+    /// The number of the version; the first that is published is 1, or the one after the publisher's `begin_at`.
     #[getter]
     fn version(&self) -> u64 {
         self.facts.version
@@ -196,7 +196,8 @@ impl Snapshot {
         self.facts.origin
     }
 
-    /// The number of versions by which it was behind the newest of the owner that it was read from, when it was read.
+    /// The number of versions by which it was behind the newest of the owner that it was read from, when it was read; a
+    /// relay may itself be behind its publisher.
     #[getter]
     fn staleness(&self) -> u64 {
         self.facts.staleness
@@ -221,8 +222,8 @@ impl Snapshot {
         self.facts.published_ns
     }
 
-    /// Its age now, in seconds since it was published, by the clocks of the two hosts; None where
-    /// `published_ns` is 0.
+    /// Its age now, in seconds since it was published, by the clocks of the two hosts; None where `published_ns` is 0.
+    /// (`staleness` counts versions.)
     #[getter]
     fn age(&self) -> Option<f64> {
         let published = self.facts.published_ns;

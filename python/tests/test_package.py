@@ -14,8 +14,9 @@ import pytest
 import slackline
 
 README = importlib.metadata.metadata("slackline").json["description"]
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", f"{README}\n{PAGE}", re.DOTALL | re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "".join((DOCS / f"{page}.md").read_text(encoding="utf-8") for page in ["python", "weights"])
+BLOCKS = re.findall(r"^```python\n(.*?)^```", f"{README}\n{PAGES}", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))

@@ -168,6 +168,10 @@ impl Secret {
     /// From text that is hard to guess, best from [`random`](Self::random), 16 to 4096 bytes; blanks around it do not
     /// count, and control characters are refused, but for tabs and line ends. `origin` says where it came from if it
     /// cannot be used.
+    ///
+    /// # Errors
+    /// The text is shorter than 16 bytes or longer than 4096 ([`SecretError::Unusable`]); it has control characters
+    /// ([`SecretError::Control`]); it begins as a secret of readers does and is none ([`SecretError::Damaged`]).
     pub fn from_text(text: &str, origin: &str) -> Result<Secret, SecretError> {
         let text = text.trim();
         if !(BYTES_MIN..=BYTES_MAX).contains(&text.len()) {
@@ -239,6 +243,10 @@ impl Secret {
     }
 
     /// Reads the secret from a file that belongs to this user (or root) and that no other user can read or change.
+    ///
+    /// # Errors
+    /// The file cannot be opened or read as text ([`SecretError::Unreadable`]); it belongs to another user, or other
+    /// users have a right to it ([`SecretError::Exposed`]); those of [`from_text`](Self::from_text).
     pub fn from_file(path: &Path) -> Result<Secret, SecretError> {
         let unreadable = |source| SecretError::Unreadable { path: path.to_owned(), source };
         let file = std::fs::File::open(path).map_err(unreadable)?;
@@ -255,6 +263,11 @@ impl Secret {
 
     /// From the environment: the file that `SLACKLINE_SECRET_FILE` names, or the text in `SLACKLINE_SECRET`; none where
     /// neither is set. With `SLACKLINE_TCP_ENCRYPT=1` it is one that [encrypts](Self::encrypting).
+    ///
+    /// # Errors
+    /// Those of [`from_file`](Self::from_file) and of [`from_text`](Self::from_text); `SLACKLINE_SECRET` is not UTF-8
+    /// ([`SecretError::NotText`]); `SLACKLINE_TCP_ENCRYPT` is neither 1 nor 0 ([`SecretError::Unclear`]), or is 1
+    /// without a secret ([`SecretError::NoneToEncrypt`]).
     pub fn from_environment() -> Result<Option<Secret>, SecretError> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let secret = match (variable("SLACKLINE_SECRET_FILE"), variable(TEXT)) {

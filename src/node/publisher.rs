@@ -127,6 +127,12 @@ const NO_FRAME: Error =
 
 impl<T: Transport> Publisher<T> {
     /// Begins to serve `table` at `address`; the version at which it begins is all zeros.
+    ///
+    /// # Errors
+    /// [`Error::Option`]: a field of `options` has a value that it cannot have. [`Error::LastVersion`]: `begin_at` is
+    /// too large. [`Error::Table`]: the description of the table is too long to be sent. [`Error::Register`]: the
+    /// memory of the frames could not be had. [`Error::Connect`]: the address cannot be listened at, since it is in
+    /// use, say.
     pub fn new(
         transport: T,
         address: &Address,
@@ -211,6 +217,9 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
+    ///
+    /// # Errors
+    /// It returns none today: a reader that is lost is no error of the publisher.
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
         complete(self.drive_async(until, timeout))
     }
@@ -226,11 +235,20 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// Publishes `bytes`, the whole table, as the next version.
+    ///
+    /// # Errors
+    /// [`Error::Length`]: `bytes` is not as long as the table. [`Error::Pinned`]: readers have pinned all other frames
+    /// for all of `timeout`. [`Error::OutOfTurn`]: this process was forked from the publisher's.
+    /// [`Error::LastVersion`]: there are no more numbers. `GpuError::OnGpu`: the frames are on a GPU. Nothing is
+    /// published then.
     pub fn publish(&mut self, bytes: &[u8], timeout: Duration) -> Result<Version, Error> {
         self.publish_tagged(bytes, VersionTag::default(), timeout)
     }
 
     /// As [`publish`](Self::publish), with a tag that readers get with the version.
+    ///
+    /// # Errors
+    /// Those of [`publish`](Self::publish).
     pub fn publish_tagged(
         &mut self,
         bytes: &[u8],

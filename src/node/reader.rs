@@ -74,7 +74,7 @@ pub struct Fresh {
     pub epoch: u64,
     /// Number of times that the copy was begun again because the frame changed under it.
     pub retries: u64,
-    /// False if the copy at hand was fresh enough and nothing was read but its age.
+    /// False if the copy at hand was fresh enough and nothing was read but the number of the newest version.
     pub copied: bool,
     /// The publisher's own words about the version; zeros from a server.
     pub tag: VersionTag,
@@ -375,6 +375,10 @@ impl<T: Transport> Reader<T> {
     }
 
     /// The reader's copy.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`]: nothing was copied yet, or a newer version is being copied, or that copy failed.
+    /// [`Error::InFlight`]: a request that was given up may still write there.
     pub fn bytes(&self) -> Result<&[u8], Error> {
         let out_of_turn =
             Error::OutOfTurn { operation: "read the copy", reason: "nothing is copied yet: refresh first" };
@@ -510,6 +514,10 @@ impl<T: Transport> Reader<T> {
     }
 
     /// The newest version's number, without copying it.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`]: there was no answer within `timeout`. [`Error::ServerLost`], [`Error::Evicted`]: the owner
+    /// is gone, or has let this reader go.
     pub fn newest(&mut self, timeout: Duration) -> Result<Version, Error> {
         complete(self.newest_async(timeout))
     }
@@ -581,6 +589,10 @@ impl<T: Transport> Reader<T> {
     /// most `timeout`. It comes straight out of the owner's memory where that is mapped, and elsewhere, or if checksums
     /// are to be checked or exactly one version is wanted, by way of this reader's copy. After an error `into` may hold
     /// anything.
+    ///
+    /// # Errors
+    /// [`Error::Length`]: `into` is not as long as a copy. Those of [`refresh`](Self::refresh) and of
+    /// [`pin`](Self::pin).
     pub fn pull_into(&mut self, into: &mut [u8], wanted: Wanted, timeout: Duration) -> Result<Fresh, Error> {
         if into.len() != self.copy_bytes() {
             return Err(Error::Length { given: into.len(), expected: self.copy_bytes(), unit: "bytes" });

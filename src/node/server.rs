@@ -205,6 +205,14 @@ const ACTIONS_AT_ONCE: usize = 1 << 16;
 
 impl<T: Transport> Server<T> {
     /// Begins to serve a shard of `table` at `address`. `initial` holds the shard's own values as version 0.
+    ///
+    /// # Errors
+    /// [`Error::NotF32`]: a tensor of `table` is not f32. [`Error::Length`]: `initial` is not as long as the shard.
+    /// [`Error::Option`]: a field of `options` has a value that it cannot have. [`Error::SchemeConfig`],
+    /// [`Error::Scheme`]: the scheme's settings cannot be, or it does not run with these options. [`Error::Table`]: the
+    /// table cannot be cut into so many shards, or its description is too long. [`Error::Register`], [`Error::Thread`]:
+    /// memory or threads could not be had. [`Error::Connect`]: the address cannot be listened at.
+    /// [`Error::Checkpoint`]: the file of checkpoints cannot be taken over.
     pub fn new(
         transport: T,
         address: &Address,
@@ -469,6 +477,9 @@ impl<T: Transport> Server<T> {
     }
 
     /// Changes the step size from the next version on; where there is a schedule, what it begins with.
+    ///
+    /// # Errors
+    /// [`Error::Option`]: it is not finite. The step size stays as it was.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), Error> {
         self.learning_rate = check_learning_rate(learning_rate)?;
         Ok(())
@@ -483,6 +494,9 @@ impl<T: Transport> Server<T> {
     }
 
     /// A copy of the newest parameters of this shard.
+    ///
+    /// # Errors
+    /// A GPU that holds them did not copy them; none where they are in host memory.
     pub fn parameters(&self) -> Result<Vec<f32>, Error> {
         let payload = self.shard.frames.payload(self.shard.frames.latest().frame);
         let mut values = vec![0.0; payload.len() / 4];
@@ -498,6 +512,13 @@ impl<T: Transport> Server<T> {
 
     /// Does all work that needs no waiting: takes peers in, notices which peers are gone, folds gradients that have
     /// come, publishes at most one version. Returns true if it made progress.
+    ///
+    /// # Errors
+    /// The server cannot go on. [`Error::SchemeConfig`], [`Error::Scheme`]: the scheme gave up. [`Error::Fold`],
+    /// [`Error::FoldPanicked`], or those of a GPU: a fold failed. [`Error::LastVersion`]: there are no more versions.
+    /// [`Error::Checkpoint`]: another incarnation has taken over the file of checkpoints. [`Error::OutOfTurn`]: this
+    /// process was forked from the server's. [`Error::ServerLost`] of shard 0, where that server decides: call
+    /// [`follow`](Self::follow) again. A worker that is lost is no error.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         self.shard.expect_owner("serve")?;
         self.dropped.clear();

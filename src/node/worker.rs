@@ -130,6 +130,14 @@ pub struct Worker<T: Transport> {
 
 impl<T: Transport> Worker<T> {
     /// Connects to the servers of all shards, in any order of theirs, within `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], [`Error::Handshake`]: a server was not reached within `timeout`, refuses this worker, or
+    /// cannot be understood. [`Error::Deadline`]: one accepted the connection and did not answer, or the shards came to
+    /// no common clock. [`Error::Shards`]: no server was given, or they do not hold the shards of one table, each once.
+    /// [`Error::SchemeConfig`]: this process cannot make the servers' scheme. [`Error::Scheme`], [`Error::Option`],
+    /// [`Error::Pin`]: the options do not go with the scheme or with the servers' memory. [`Error::Register`]: memory
+    /// could not be had.
     pub fn connect(
         transport: T,
         servers: &[Address],
@@ -245,6 +253,13 @@ impl<T: Transport> Worker<T> {
 
     /// Brings the parameters for the next gradient, waiting as the scheme says, at most `timeout`. After an
     /// [`Error::Deadline`] it may be called again and goes on where it was.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`]: the scheme still waits, or the copy is not whole yet. [`Error::ServerLost`],
+    /// [`Error::Evicted`]: a server is gone, or has let this worker go; [`reconnect`](Self::reconnect).
+    /// [`Error::Pull`], [`Error::Pin`], [`Error::Publish`]: a read, or the write of the gradient before, failed.
+    /// [`Error::SchemeConfig`]: the scheme gave up. [`Error::OutOfTurn`]: there is no connection after a `reconnect`
+    /// that failed.
     pub fn step(&mut self, timeout: Duration) -> Result<Step<'_, T>, Error> {
         complete(self.step_async(timeout))
     }
@@ -336,6 +351,10 @@ impl<T: Transport> Worker<T> {
 
     /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published, or
     /// has begun to publish.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`]: a gradient was not consumed within `timeout`; call again. Otherwise those of
+    /// [`step`](Self::step).
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
         complete(self.flush_async(timeout))
     }
@@ -442,6 +461,9 @@ impl<T: Transport> Worker<T> {
     }
 
     /// Goes as far as it can without waiting. True if it got anywhere.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step), but for its deadline.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         self.expect_connected("go on")?;
         let mut progress = false;

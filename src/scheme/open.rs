@@ -28,6 +28,10 @@ pub trait Scheme: Any + Send + Sync {
     }
 
     /// The server's half.
+    ///
+    /// # Errors
+    /// The settings do not go with the number of workers, or cannot be. A server that is given this scheme fails with
+    /// it when it begins.
     fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError>;
 
     /// The worker's half.

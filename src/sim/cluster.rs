@@ -117,6 +117,10 @@ impl Cluster {
     }
 
     /// Simulates it.
+    ///
+    /// # Errors
+    /// A setting of it, or of its scheme, cannot be; the scheme broke a promise ([`SimError::Broken`]), waits for ever
+    /// ([`SimError::Stuck`]) or gave up.
     pub fn run(self) -> Result<ClusterReport, SimError> {
         self.check()?;
         self.scheme.check()?;
@@ -133,6 +137,9 @@ impl Cluster {
 
     /// Simulates it with other halves than those of its scheme, held to the promises of its scheme. Nothing is damped
     /// but what `server` damps itself.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
     pub fn run_with(
         self,
         server: Box<dyn ServerScheme>,
@@ -144,6 +151,9 @@ impl Cluster {
 
     /// Simulates it without a server, in groups of the caller's own: `members` says which workers average with
     /// `worker` in a round, `worker` itself among them.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
     pub fn run_in_groups(
         self,
         members: &dyn Fn(usize, u64) -> Vec<usize>,
@@ -154,6 +164,9 @@ impl Cluster {
     }
 
     /// Says what is wrong with it, if anything is.
+    ///
+    /// # Errors
+    /// The first setting that cannot be, with the values that can.
     pub fn check(&self) -> Result<(), SimError> {
         let Faults { lifetime, downtime, .. } = &self.faults;
         let distributions =

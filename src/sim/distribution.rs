@@ -205,6 +205,10 @@ impl Distribution {
 
     /// A distribution with the times of a file: one number of seconds in each line; empty lines, and what follows a
     /// `#`, count for nothing.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no regular file; it has no time; a line is no number, or one that cannot be a
+    /// time; all times are 0.
     pub fn trace(file: &str) -> Result<Distribution, TraceError> {
         // Asked before opening: to open a named pipe would wait for its other end, and a device may never end.
         let text = match fs::metadata(file) {
@@ -216,6 +220,9 @@ impl Distribution {
     }
 
     /// Says what is wrong with its parameters, if anything is.
+    ///
+    /// # Errors
+    /// The first parameter that cannot be, with the values that can.
     pub fn check(&self) -> Result<(), DistributionError> {
         let not_negative = |value: f64| value.is_finite() && value >= 0.0;
         let (distribution, sound, remedy) = match *self {

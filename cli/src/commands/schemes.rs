@@ -21,7 +21,7 @@ Each gradient is an update:
   vap       a worker waits while the updates in transit sum up to more than `bound`
               bound        bound on that sum                                         [default: 1]
               strength     weak: own updates; strong: also unseen ones of others;    [default: weak]
-                           published: the sum of each worker's unseen ones (in `sim` alone)
+                           published: the sum of each worker's unseen ones (only in `sim`)
 
 One gradient of each worker is an update:
   bsp       all workers wait for each other at each clock

@@ -123,6 +123,12 @@ impl<T: Transport> GroupListener<T> {
 
     /// Meets the others within `timeout`. `addresses` are those of all members, in order of rank. The members may
     /// start in any order. A peer that does not belong to the group is refused and told why.
+    ///
+    /// # Errors
+    /// [`Error::Option`]: there are more or fewer addresses than members. [`GroupError::Absent`]: members were not
+    /// there within `timeout`. [`GroupError::Foreign`]: another process, or a member with other settings, answers at an
+    /// address. [`Error::Connect`], [`Error::Handshake`], [`Error::Register`]: a connection, or memory for it, could
+    /// not be had.
     pub fn connect(self, addresses: &[Address], timeout: Duration) -> Result<GroupMember<T>, Error> {
         self.connect_or(addresses, timeout, |_| None)
     }

@@ -265,6 +265,11 @@ impl<T: Transport> GroupMember<T> {
     /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up. So it may after errors of a GPU
     /// that has not made its copies by then (`GpuError::NotCopied`) or that refuses one. After a fault of the GPU each
     /// later call tells it again: drop the member, and the others go on once its connections end.
+    ///
+    /// # Errors
+    /// [`GroupError::Deadline`]: members have not sent their parts within `timeout`. [`GroupError::CutOff`]: the others
+    /// have let this member go. [`GroupError::Disagree`]: a member averages the same round in another group. Those of
+    /// [`start_average`](Self::start_average), and those of a GPU that copies the parameters.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
         if matches!(self.round.phase, RoundPhase::None) || self.round.number != round {
             self.start_average(round, group)?;
@@ -332,6 +337,10 @@ impl<T: Transport> GroupMember<T> {
 
     /// Does all work that needs no waiting: takes parts, sends parts, notices which members are gone. Returns the
     /// outcome of the round once, when it has ended. A program that computes between rounds need not call it there.
+    ///
+    /// # Errors
+    /// [`GroupError::CutOff`]: the others have let this member go. [`GroupError::Disagree`]: a member averages the same
+    /// round in another group. Those of a GPU that copies the parameters.
     pub fn poll(&mut self, now: Instant) -> Result<Option<Averaged>, Error> {
         self.turn(now)?;
         Ok(self.take())
@@ -389,6 +398,9 @@ impl<T: Transport> GroupMember<T> {
 
     /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round
     /// that is under way. [`GroupError::Unheard`] names the members that have not heard of it within `timeout`.
+    ///
+    /// # Errors
+    /// [`GroupError::Unheard`], and those of [`poll`](Self::poll). The member is gone all the same.
     pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
         self.abandon()?;
         self.is_leaving = true;

@@ -40,6 +40,11 @@ enum RefreshStep {
 impl<T: Transport> Reader<T> {
     /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest, waiting at most
     /// `timeout`. A copy that is fresh enough already is kept.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`]: there was no answer, or no whole copy that is fresh enough, within `timeout`; call again.
+    /// [`Error::ServerLost`], [`Error::Evicted`]: the owner is gone, or has let this reader go; connect again.
+    /// [`Error::Pull`]: a copy failed, or does not match its checksum. There may be no copy at hand after an error.
     pub fn refresh(&mut self, max_staleness: u64, timeout: Duration) -> Result<Fresh, Error> {
         complete(self.refresh_async(max_staleness, timeout))
     }
@@ -54,6 +59,10 @@ impl<T: Transport> Reader<T> {
     }
 
     /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
+    ///
+    /// # Errors
+    /// Those of [`refresh`](Self::refresh); [`Error::Deadline`] also where the version was not published within
+    /// `timeout`.
     pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
         self.begin(Wanted::at_least(version), None);
         complete(self.finish(timeout))
@@ -331,8 +340,8 @@ impl<T: Transport> Reader<T> {
         RefreshStep::Copying { bound, has_begun: false }
     }
 
-    /// The copy of a refresh is there, for which something was read or nothing but its age. If it is too far behind by
-    /// now, it begins again.
+    /// The copy of a refresh is there, for which something was read, or nothing but the newest version's number. If it
+    /// is too far behind by now, it begins again.
     fn ends(
         &mut self,
         refresh: &mut Refresh,

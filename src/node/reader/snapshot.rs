@@ -200,7 +200,7 @@ impl Snapshot {
         if offset.checked_add(len).is_none_or(|end| end > available) {
             return Err(OutOfBounds { offset, len, available }.into());
         }
-        // The copy keeps the memory. Nobody waits here for its end.
+        // The copy keeps the memory. No call waits here for its end.
         let host = HostBytes::Buffer(self.memory.clone());
         Ok(stream.copy_from_host(host, offset as usize, into, &mut Tickets::default())?)
     }

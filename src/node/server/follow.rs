@@ -103,6 +103,12 @@ impl<T: Transport> Server<T> {
     /// error is [`Error::AnotherIncarnation`]. Then start this server again, from its checkpoint if there is one. At
     /// its begin it takes over the decider's version. Updates that its checkpoint lacks are lost, and counted in
     /// [`ServerStatus::lost_updates`](super::ServerStatus::lost_updates).
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`]: this server decides for itself. [`Error::AnotherIncarnation`], as above.
+    /// [`Error::Shards`]: the server at `decider` does not hold shard 0 of the same table, or decides for no others.
+    /// [`Error::Connect`], [`Error::Handshake`], [`Error::Deadline`]: it was not reached within `timeout`.
+    /// [`Error::Register`]: memory could not be had.
     pub fn follow(&mut self, decider: &Address, timeout: Duration) -> Result<(), Error> {
         complete(self.follow_async(decider, timeout))
     }

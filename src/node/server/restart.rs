@@ -20,6 +20,10 @@ impl<T: Transport> Server<T> {
     /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
     /// checkpoint's; the optimiser's constants, the scheme and the learning rate may be others. If it is the checkpoint
     /// before a damaged one that this server is to replace, the damaged file is renamed first: it ends in `.damaged`.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new); [`Error::Checkpoint`]: `table`, shard or optimiser are not the checkpoint's, or the
+    /// damaged file could not be renamed.
     pub fn resume(
         transport: T,
         address: &Address,

@@ -17,6 +17,9 @@ impl<T: Transport> Step<'_, T> {
     /// The gradients of two successive steps lie in memory of their own, and [`gradient`](Self::gradient) lends them by
     /// turns. A worker that reads its own writes, or whose gradients lie in memory of the caller's, waits until all
     /// servers have the gradient, and so does a worker of any other scheme.
+    ///
+    /// # Errors
+    /// Those of [`publish`](Self::publish).
     pub fn publish_in_background(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         complete(self.publish_in_background_async(loss, timeout))
     }

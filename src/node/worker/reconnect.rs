@@ -21,6 +21,9 @@ impl<T: Transport> Worker<T> {
     /// memory of its own then.
     ///
     /// After an error there are no connections: every call says so until a `reconnect` succeeds.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Worker::connect); [`Error::Shards`] also where the servers have another table than before.
     pub fn reconnect(&mut self, servers: &[Address], timeout: Duration) -> Result<(), Error> {
         complete(self.reconnect_async(servers, timeout))
     }

@@ -47,6 +47,10 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// The parameters as one flat array of the whole table. Nothing is copied: it is the memory that they were pulled
     /// into.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`]: this worker reads parameters in place. [`Error::InFlight`]: a GPU or a request still uses
+    /// the memory. Those of a GPU whose copy failed.
     pub fn parameters(&self) -> Result<&[f32], Error> {
         // What a GPU has copied is let go of.
         self.worker.copies.are_done()?;
@@ -56,6 +60,11 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// The memory for an f32 gradient of the whole table, which is published from there. It holds what was written
     /// there last.
+    ///
+    /// # Errors
+    /// [`Error::Encoding`]: this worker's gradients are bf16 or f16; use [`encode`](Self::encode). [`Error::InFlight`]:
+    /// a GPU or a request still uses the memory. [`Error::Register`]: there is no memory for it. Those of a GPU whose
+    /// copy failed.
     pub fn gradient(&mut self) -> Result<&mut [f32], Error> {
         self.worker.expect_f32()?;
         self.worker.copies.are_done()?;
@@ -63,6 +72,9 @@ impl<'a, T: Transport> Step<'a, T> {
     }
 
     /// The [`parameters`](Self::parameters) and the [`gradient`](Self::gradient) at once.
+    ///
+    /// # Errors
+    /// Those of both.
     pub fn borrow(&mut self) -> Result<(&[f32], &mut [f32]), Error> {
         self.worker.expect_f32()?;
         self.worker.copies.are_done()?;
@@ -99,6 +111,9 @@ impl<'a, T: Transport> Step<'a, T> {
     /// assert_eq!(server.parameters()?, [0.0, 1.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`]: this worker reads copies, or there is no such shard.
     pub fn in_place(&self, shard: usize) -> Result<VolatileSlice<'_>, Error> {
         let pins = self.worker.parts.get(shard).and_then(|part| part.link.pins.as_ref());
         pins.and_then(|pins| pins.bytes()).ok_or(Error::OutOfTurn {
@@ -109,6 +124,10 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// Rounds an f32 gradient of the whole table to the worker's encoding, ready to be published. It replaces
     /// what [`gradient`](Self::gradient) held.
+    ///
+    /// # Errors
+    /// [`Error::Length`]: `gradient` is not as long as the table. [`Error::InFlight`]: a GPU or a request still uses
+    /// the memory. [`Error::Register`]: there is no memory for it. Those of a GPU whose copy failed.
     pub fn encode(&mut self, gradient: &[f32]) -> Result<(), Error> {
         let encoding = self.worker.options.encoding;
         let expected = (self.worker.table.bytes() / 4) as usize;
@@ -127,6 +146,12 @@ impl<'a, T: Transport> Step<'a, T> {
     /// every server has the gradient whole. After an [`Error::Deadline`] it is still on its way, and the next
     /// [`Worker::step`] finishes it. A step whose gradient a GPU has not copied by then is abandoned, which another
     /// error says.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`], as above. [`Error::ServerLost`], [`Error::Evicted`]: a server is gone, or has let this
+    /// worker go; [`reconnect`](Worker::reconnect). [`Error::Publish`]: a write failed, and the gradient may be lost.
+    /// [`Error::InFlight`]: a GPU or a request still uses the gradient's memory. Those of a GPU, and of a scheme that
+    /// gave up.
     pub fn publish(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         complete(self.publish_async(loss, timeout))
     }
@@ -188,6 +213,10 @@ impl<'a, T: Transport> Step<'a, T> {
     /// wants. It never waits, so that it can be asked in the middle of a batch. It costs a load per server whose memory
     /// is mapped; elsewhere it tells what the last read of the server's memory brought, and begins the next read if
     /// none is under way (over TCP some microseconds).
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`], [`Error::Evicted`]: a server is gone, or has let this worker go. [`Error::Post`]: the
+    /// read could not be posted.
     pub fn should_stop(&mut self) -> Result<bool, Error> {
         let mut stop = false;
         self.worker.advance_outgoing()?;
@@ -201,6 +230,9 @@ impl<'a, T: Transport> Step<'a, T> {
     /// a server has asked for that, the next step brings newer parameters, at least as new as the server asked for.
     /// Elsewhere it begins at once on the same parameters, which still satisfy the scheme: under no scheme does it wait
     /// for a version that may depend on this worker's own gradient.
+    ///
+    /// # Errors
+    /// Those of [`should_stop`](Self::should_stop).
     pub fn abandon(self) -> Result<(), Error> {
         // Not a second time in `drop`.
         std::mem::ManuallyDrop::new(self).worker.abandon()

@@ -393,7 +393,8 @@ impl SchemeConfig {
     /// The server's half, for a job of `workers`: nothing is applied, and the smallest clock stays 0, until that many
     /// different workers have joined. From then on workers come and go as they like.
     ///
-    /// An error if [`check`](Self::check) says so, or if the scheme has no server.
+    /// # Errors
+    /// Those of [`check`](Self::check); the scheme has no server.
     #[doc(hidden)]
     pub fn server(&self, workers: usize) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
         self.server_at(workers, Clock::new(0), Version::new(0))

@@ -128,6 +128,9 @@ impl Diagnostic for FabricFailure {
 }
 
 /// Runs one seed.
+///
+/// # Errors
+/// A promise was broken, or the scheme does not run here; the failure has the command that repeats the run.
 pub fn run(seed: u64, options: &FabricOptions) -> Result<FabricReport, FabricFailure> {
     let plan = Plan::draw(seed, options.scheme.clone(), options.faults());
     let scheme = plan.scheme.clone();
@@ -175,6 +178,9 @@ pub struct FabricSummary {
 
 /// Runs all of `seeds` on `threads` threads (0: one for each core), until one fails. `progress` is told of each run
 /// that has ended, in whatever order they do.
+///
+/// # Errors
+/// The failure of one of the runs, as by [`run`].
 pub fn run_all(
     seeds: Range<u64>,
     options: &FabricOptions,

@@ -56,10 +56,10 @@ pub struct VerbsOptions {
     /// The variable that says so, if one does. What UCX's says is not taken for Ethernet, as by UCX.
     #[doc(hidden)]
     pub partition_key_from: Option<&'static str>,
-    /// The time after which a device asks again: 4.096 us times 2 to this power, 1 to 31. 16 (268 ms) if none is
+    /// The local ACK timeout (`ibv_qp_attr.timeout`): 4.096 us times 2 to this power, 1 to 31. 16 (268 ms) if none is
     /// given.
     pub timeout: Option<u8>,
-    /// The number of times that a device asks again before the connection is over, 0 to 7 (soft-RoCE: 6). 6 if none
+    /// Retransmissions (`ibv_qp_attr.retry_cnt`) before the connection is over, 0 to 7 (soft-RoCE: 6). 6 if none
     /// is given: with the time of 16 a peer is lost after 1.9 s, and some devices take four times as long.
     pub retries: Option<u8>,
     /// Whether this process's devices are taken to apply what peers write in the order of their requests (true), or

@@ -26,14 +26,14 @@ use crate::optimizer_name::OptimizerName;
 /// a worker's gradient into its slot, against a server that folds it in (ASP, SGD) between two measurements. pull: a
 /// validated copy from an idle publisher. pinned-read: pin the newest version in place, read one word, let go. round:
 /// publish, fold (SGD) and pull under BSP, with the workers and the server in processes of their own; apply_ns is the
-/// fold alone, in the server. memcpy: private memory to shared, by libc and past the caches. apply: a fold of K
+/// fold by itself, in the server. memcpy: private memory to shared, by libc and past the caches. apply: a fold of K
 /// gradients; --bytes are those of the parameters. triad: STREAM's, over three arrays of --bytes each.
 ///
 /// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs,
 /// with the same --transport.
 ///
 /// --peers measures one server with many workers (round, BSP), one publisher with many readers (pull), or one target of
-/// many sides that post (write, read, fetch-add): how fast they join, the memory that each takes there, and their
+/// many sides that post (write, read, fetch-add): how fast they join, the memory that each needs there, and their
 /// operations. The peers of one process take turns, and the time of a round then includes the others' publishing.
 /// --kill ends a part of them without a farewell.
 ///
@@ -51,8 +51,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, required_unless_present = "listen")]
     pub(super) op: Option<Op>,
     /// write, read, fetch-add over tcp and verbs: requests under way at once where bandwidth is measured; by default
-    /// 128 over verbs; 16 over tcp, and never more than 128 MiB hold. Any operation over verbs: at least so many
-    /// requests have room in each queue.
+    /// 128 over verbs; 16 over tcp, and never more than 128 MiB hold. Any operation over verbs: each queue has
+    /// room for N requests at least.
     #[arg(long, visible_alias = "tx-depth", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) queue_depth: Option<u16>,
     /// write, read, fetch-add over tcp and verbs: requests of one post where bandwidth is measured, of which the last
@@ -75,7 +75,7 @@ pub(crate) struct BenchArgs {
     /// Operations to time; by default as many as a second or so holds.
     #[arg(long, value_name = "K", value_parser = iterations)]
     pub(super) iterations: Option<u64>,
-    /// Time operations for so long, instead of a given number of them; with --peers 5 by default.
+    /// Time operations for SECONDS, instead of a given number of them; with --peers 5 by default.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "iterations")]
     pub(super) duration: Option<Duration>,
     /// Operations before the first that is timed; by default a tenth of a second's.
@@ -157,7 +157,7 @@ const EXIT_CODES: &str = "Exit codes: 0 measured, 1 a measurement failed, 2 wron
 /// Many peers.
 #[derive(clap::Args, Debug)]
 pub(super) struct LoadArgs {
-    /// So many at once, each with a connection of its own: workers of one server (round), readers of one publisher
+    /// N peers at once, each with a connection of its own: workers of one server (round), readers of one publisher
     /// (pull), or sides that post one request after the other to one target (write, read, fetch-add: incast).
     #[arg(long, help_heading = "Many peers", value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=32_768))]
@@ -166,7 +166,7 @@ pub(super) struct LoadArgs {
     #[arg(long, help_heading = "Many peers", value_name = "P", requires = "peers",
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) processes: Option<u16>,
-    /// With --peers: kill so many of the processes in the middle, chosen at random; the others go on.
+    /// With --peers: kill K of the processes in the middle, chosen at random; the others go on.
     #[arg(long, help_heading = "Many peers", value_name = "K", requires = "peers")]
     pub(super) kill: Option<u16>,
 }

@@ -174,7 +174,7 @@ fn check(task: &Task, transport: TransportKind) -> Result<(), BenchError> {
         TaskRole::Server { workers: 1, folds: 0, threads: 1, .. }
         | TaskRole::Server { is_crowd: true, .. } => Ok(()),
         TaskRole::Server { .. } | TaskRole::Worker { .. } | TaskRole::Load(_) => {
-            Err(BenchError::Peer("that is measured on one host alone".into()))
+            Err(BenchError::Peer("that is measured only on one host".into()))
         }
     }
 }

@@ -44,11 +44,12 @@ pub(super) struct DeviceArgs {
     /// port]
     #[arg(long, help_heading = "RDMA", value_name = "KEY", value_parser = partition_key)]
     pub(super) pkey: Option<u16>,
-    /// verbs: a device asks again after 4.096 us times 2 to this power, 1 to 31 [default: as in the environment,
-    /// else 16]
+    /// verbs: the local ACK timeout (ibv_qp_attr.timeout), 1 to 31: 4.096 us times 2 to this power [default: as in
+    /// the environment, else 16]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) qp_timeout: Option<u8>,
-    /// verbs: a device asks again so many times, 0 to 7 [default: as in the environment, else 6]
+    /// verbs: retransmissions without an answer (ibv_qp_attr.retry_cnt), 0 to 7 [default: as in the environment, else
+    /// 6]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) retries: Option<u8>,
     /// verbs: the order in which this device is taken to apply what the other side writes [default: as in the
@@ -59,7 +60,7 @@ pub(super) struct DeviceArgs {
     /// environment, else true]
     #[arg(long, help_heading = "RDMA", value_name = "BOOL")]
     pub(super) relaxed_ordering: Option<bool>,
-    /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes]
+    /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device can]
     #[arg(long, help_heading = "RDMA", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline: Option<u32>,
 }
@@ -109,7 +110,7 @@ impl DeviceArgs {
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) if transport != TransportKind::Verbs => Err(BenchError::usage(
-                format!("{option} means something over RDMA alone"),
+                format!("{option} means something only over RDMA"),
                 "leave it out, or use --transport verbs",
             )),
             _ => Ok(()),

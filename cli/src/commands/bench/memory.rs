@@ -48,7 +48,7 @@ impl MemoryArgs {
         let wrong = [
             (
                 op.is_some_and(|op| !OF_GPUS.contains(&op)),
-                "--memory cuda means something to --op write, read, publish and pull alone",
+                "--memory cuda means something only to --op write, read, publish and pull",
                 "leave it out, or use such an --op",
             ),
             (many, "--memory cuda does not go with --peers", "leave one of the two out"),

@@ -17,7 +17,7 @@ use crate::scheme_args::SchemeArgs;
 /// Simulate a job in virtual time.
 ///
 /// The schemes are the same code as in `slackline train`, and the gradients are those of a small problem (--problem),
-/// or none to simulate time alone. Time is computed, not measured: the same options give the same run, to the last
+/// or none to simulate only time. Time is computed, not measured: the same options give the same run, to the last
 /// bit, on the same kind of machine. The last bits depend on the vectors of the processor and on the logarithm of the
 /// system.
 #[derive(clap::Args, Clone, Debug)]
@@ -82,7 +82,7 @@ pub(crate) struct SimArgs {
     /// Scheme, which says when workers wait and for which others [default: ssp]
     ///
     /// One of bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync, delay; settings may stand in
-    /// brackets, as in 'ssp(3)'. `slackline help schemes` has all of them.
+    /// parentheses, as in 'ssp(3)'. `slackline help schemes` has all of them.
     #[arg(long, help_heading = "Scheme", value_name = "NAME")]
     pub(super) scheme: Option<String>,
 
@@ -97,7 +97,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Workers", value_name = "N", default_value_t = 8)]
     pub(super) workers: usize,
 
-    /// Seconds that a gradient takes: a number, or a distribution such as exp(1)
+    /// Seconds to compute a gradient: a number, or a distribution such as exp(1)
     ///
     /// Distributions are constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) and
     /// trace:FILE.
@@ -112,7 +112,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Workers", value_name = "TIME:WORKERS=FACTOR", value_parser = change)]
     pub(super) change: Vec<Change>,
 
-    /// Seconds that a message takes, one way: a number or a distribution
+    /// Latency of a message in seconds, one way: a number or a distribution
     #[arg(long, help_heading = "Network", value_name = "DIST", default_value = "0", value_parser = random_time)]
     pub(super) latency: Distribution,
 
@@ -120,7 +120,8 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
     pub(super) bandwidth: Option<f64>,
 
-    /// Bytes per second of the server's link, where all messages queue; not under ds-sync alone [default: no limit]
+    /// Bytes per second of the server's link, where all messages queue; refused if ds-sync is the only scheme
+    /// [default: no limit]
     #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
     pub(super) server_bandwidth: Option<f64>,
 
@@ -137,7 +138,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Faults", value_name = "SECONDS", default_value_t = 0.2)]
     pub(super) retransmission: f64,
 
-    /// Probability that a message comes twice; not under ds-sync alone
+    /// Probability that a message comes twice; refused if ds-sync is the only scheme
     #[arg(long, help_heading = "Faults", value_name = "PROBABILITY", default_value_t = 0.0)]
     pub(super) replay: f64,
 
@@ -199,7 +200,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Problem", value_name = "NUMBER", default_value_t = 1)]
     pub(super) seed: u64,
 
-    /// Stop once every worker has completed so many clocks [default: 100]
+    /// Stop once every worker has completed N clocks [default: 100]
     #[arg(long, help_heading = "End", value_name = "N", group = "end")]
     pub(super) clocks: Option<u64>,
 
@@ -215,7 +216,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "End", value_name = "LOSS", group = "end")]
     pub(super) target_loss: Option<f64>,
 
-    /// Virtual time after which the target is given up [default: 10000 times what a gradient takes]
+    /// Virtual time after which the target is given up [default: 10000 times --compute]
     #[arg(long, help_heading = "End", value_name = "SECONDS", requires = "target_loss")]
     pub(super) within: Option<f64>,
 
@@ -298,7 +299,7 @@ const EXAMPLES: &str = "Examples:
   slackline sim --sweep workers=4,16,64 --sweep 'scheme=bsp,ssp(3),ssp(16)' --json grid.json
       a grid, on all cores
   slackline sim --scheme ssp --workers 10000
-      ten thousand workers, time alone
+      ten thousand workers, only time
   slackline sim --scheme bsp --workers 32 --server-bandwidth 1250M --message-bytes 100M --latency 20e-6
       in-cast: 32 gradients of 100 MB on one link of 10 Gbit/s
   slackline sim --fabric --seeds 1000
@@ -310,7 +311,7 @@ Exit codes: 0 done, 1 a promise was broken or the run failed, 2 options or files
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum ProblemName {
-    /// Nothing: time alone
+    /// Nothing: only time
     None,
     /// A bowl of 64 parameters whose bottom is known; gradients carry noise
     Quadratic,

@@ -70,7 +70,7 @@ fn compare(args: &SimArgs, schemes: &str) -> Result<(), Failure> {
             "--{option} {value}: of several schemes each has its own settings"
         ))
         .help(format!(
-            "write them in brackets{}",
+            "write them in parentheses{}",
             example(&schemes, setting, value)
                 .map_or(String::new(), |list| format!(", such as --compare '{list}'"))
         )));

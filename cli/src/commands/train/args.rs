@@ -57,12 +57,12 @@ pub(crate) struct TrainArgs {
     /// Device that folds and computes gradients: cpu, cuda, or cuda:N for the GPU of this number on each host
     ///
     /// With cuda the processes of a host take its GPUs by turns, by their local ranks. Parameters, gradients and the
-    /// optimiser's states are in memory of the GPU then. It takes an NVIDIA driver of CUDA 12.0 or later; `slackline
+    /// optimiser's states are in memory of the GPU then. It needs an NVIDIA driver of CUDA 12.0 or later; `slackline
     /// doctor` looks at the GPUs.
     #[arg(long, help_heading = "Processes", value_name = "DEVICE", value_parser = device, default_value = "cpu")]
     pub(super) device: ComputeDevice,
 
-    /// Transport; auto takes the best for each pair of processes, and any other fails if it is unavailable
+    /// Transport; auto chooses the best for each pair of processes, and any other fails if it is unavailable
     #[arg(
         long,
         visible_alias = "require",
@@ -82,7 +82,7 @@ pub(crate) struct TrainArgs {
 
     /// Have one worker of each host stand for all workers there: the servers get one sum of gradients from each host
     ///
-    /// A thread of the host's first worker sums their gradients over shared memory. It takes bsp; --transport is that
+    /// A thread of the host's first worker sums their gradients over shared memory. It needs bsp; --transport is that
     /// between it and the servers.
     #[arg(long, help_heading = "Processes")]
     pub(super) per_host: bool,
@@ -159,7 +159,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Training", value_enum, default_value_t = NonFiniteName::Allow)]
     pub(super) non_finite: NonFiniteName,
 
-    /// End the run once this part of the test examples is classified correctly, and tell how long that took
+    /// End the run once this part of the test examples, above 0 and up to 1, is classified correctly; tell the time
     #[arg(long, help_heading = "Training", value_name = "PART")]
     pub(super) target_accuracy: Option<f32>,
 
@@ -222,7 +222,7 @@ const EXAMPLES: &str = "Examples:
       servers fold and workers compute on GPUs of this host
   slackline train --json - | jq .final_accuracy
   srun -n 5 slackline train --scheme bsp
-      a server and four workers, wherever Slurm puts them; likewise mpirun -n 5, torchrun --nproc-per-node 5
+      a server and four workers, wherever Slurm puts them; likewise mpirun -n 5, torchrun --nproc-per-node 5 --no-python
   slackline train --coordinate --rendezvous 10.0.0.1:7000 --secret-file job.secret --workers 2
       meet at this host; then `slackline serve` and twice `slackline work`, each on its host, with the same
       --rendezvous and --secret-file

@@ -12,10 +12,8 @@ use super::job_args::JobArgs;
 use super::part::Part;
 use super::values;
 use crate::failure::Failure;
+use crate::member_help::{EXIT_CODES, SERVE_EXAMPLES, WORK_EXAMPLES};
 use crate::metrics;
-
-const EXIT_CODES: &str =
-    "Exit codes: 0 the job is over, 1 it failed or could not be joined, 2 options that cannot be used.";
 
 /// Serve a shard of a job's parameters.
 ///
@@ -23,7 +21,7 @@ const EXIT_CODES: &str =
 /// meet needs to be told. A server that was killed may be started again; with checkpoints it goes on from the last.
 /// SIGUSR1 has it write one at once, and the job goes on.
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES, after_long_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(super) member: MemberArgs,
@@ -34,7 +32,7 @@ pub(crate) struct ServeArgs {
 /// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
 /// meet needs to be told. A worker that was killed may be started again; it goes on where the others are.
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES, after_long_help = WORK_EXAMPLES)]
 pub(crate) struct WorkArgs {
     #[command(flatten)]
     pub(super) member: MemberArgs,
