@@ -122,6 +122,11 @@ impl Failure {
         self.class == Class::Deadline
     }
 
+    /// True if the peer has refused, and says when to ask again.
+    pub(crate) fn is_for_now(&self) -> bool {
+        self.retry_after.is_some()
+    }
+
     fn raise(self, py: Python<'_>) -> PyResult<PyErr> {
         let details = PyDict::new(py);
         details.set_item("operation", self.operation)?;
