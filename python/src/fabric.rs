@@ -62,7 +62,6 @@ pub(crate) fn fabric(
     open(secret(source)?, address, gpu)
 }
 
-
 /// The secret for processes that only read, made of the job's: bytes for the argument `secret` of a Reader, or for a
 /// file or a variable of the environment that it takes its secret from. With it a process reads over TCP and RDMA, and
 /// is nothing else: as a publisher, a relay, a server, a worker or a member of a job it is refused. It does not tell
