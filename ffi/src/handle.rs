@@ -1,6 +1,5 @@
 //! The boundary itself: no panic crosses it, no pointer is used unchecked, no object is used by two threads at once.
 
-use std::borrow::Cow;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -331,20 +330,12 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a 
     text.to_str().map_err(|_| Failure::bad_argument(format!("{what} is not UTF-8: {text:?}")))
 }
 
-/// The same, with another character for what is not UTF-8.
+/// The same, in whatever encoding.
 ///
-/// # Safety
-///
-/// That of [`c_text`].
-pub(crate) unsafe fn lossy_text<'a>(pointer: *const c_char, what: &str) -> Result<Cow<'a, str>, Failure> {
-    // SAFETY: the caller's promise.
-    unsafe { Ok(c_text(pointer, what)?.to_string_lossy()) }
-}
-
 /// # Safety
 ///
 /// `pointer` is NULL, or points at bytes that end in a zero and that no thread writes while the result is used.
-unsafe fn c_text<'a>(pointer: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
+pub(crate) unsafe fn c_text<'a>(pointer: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
     if pointer.is_null() {
         return Err(Failure::null(what));
     }

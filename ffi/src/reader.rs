@@ -144,7 +144,8 @@ pub unsafe extern "C" fn slackline_reader_connect(
 ///
 /// The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end, until
 /// `release` (which may be NULL) is called with `context`: when other memory was given, `slackline_reader_select` was
-/// called, or the reader was destroyed, and no request uses it any more. After a failure `release` was called, and the reader has the memory that it had.
+/// called, or the reader was destroyed, and no request uses it any more. After a failure `release` was called, and the
+/// reader has the memory that it had.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_use_memory(
     reader: *mut slackline_reader,

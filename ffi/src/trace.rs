@@ -1,12 +1,13 @@
 //! Records of versions and of reads, and their judgement: see [`slackline::weights::Certificate`].
 
+use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 use slackline::internals::trace::{TraceLines, Violation};
 
 use crate::error::{Failure, slackline_status};
-use crate::handle::{Out, call, lend_text, lossy_text, slice, slice_mut, volatile, with};
+use crate::handle::{Out, c_text, call, lend_text, slice, slice_mut, volatile, with};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::{Reading, slackline_reader};
 use crate::sized::{Measured, SizedOut};
@@ -118,7 +119,7 @@ pub struct slackline_verdict {
     pub violations: u64,
     /// The bytes that the text of all violations takes, with its zero.
     pub text_bytes: u64,
-    /// The number of the last line, from 1, if it is not finished: it was left out. 0 if the trace has all of its lines.
+    /// The number of the last line, from 1, if it is not finished: it was left out. 0 if all lines are whole.
     pub unfinished: u64,
 }
 
@@ -147,12 +148,19 @@ pub unsafe extern "C" fn slackline_check(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (trace, out) = unsafe { (lossy_text(trace, "trace")?, SizedOut::new(verdict, "verdict")?) };
+        let (trace, out) =
+            unsafe { (c_text(trace, "trace")?.to_bytes(), SizedOut::new(verdict, "verdict")?) };
         // SAFETY: the contract.
         let to = unsafe { slice_mut(violations.cast::<u8>(), room, "violations")? };
         let mut checked = TraceLines::new(Duration::from_millis(clock_error_ms));
-        for line in trace.split_inclusive('\n') {
-            checked.add(line).map_err(|(number, error)| {
+        for (line, number) in trace.split_inclusive(|byte| *byte == b'\n').zip(1_u64..) {
+            // A last line that is cut may end within a character.
+            let text = String::from_utf8_lossy(line);
+            if matches!(text, Cow::Owned(_)) && line.ends_with(b"\n") {
+                let cause = format!("cannot check the trace: line {number} is no text; give lines of JSON");
+                return Err(Failure::bad_argument(cause));
+            }
+            checked.add(&text).map_err(|(number, error)| {
                 Failure::bad_argument(format!("cannot check the trace: line {number}: {error}"))
             })?;
         }

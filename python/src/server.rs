@@ -175,9 +175,11 @@ impl Drop for Serving {
 /// "adam" or "adamw", with the formulas of torch.optim; each takes `weight_decay`, and "sgd" alone `momentum`.
 /// `address`, `transport` and `secret` are as for a Publisher. Readers may connect, too. `idle` is "poll", or "sleep":
 /// then workers wake the server, it takes less of a processor while there is nothing to do, and calls of this object
-/// take up to 20 ms. A server that cannot go on ends as one that is closed: its workers and readers get PeerGone, and
-/// calls of it raise the cause. With `gpu`, a Gpu, the parameters, the optimiser's states and the gradients are in its memory, and
+/// take up to 20 ms. With `gpu`, a Gpu, the parameters, the optimiser's states and the gradients are in its memory, and
 /// it folds them; workers and readers over shared memory have a GPU then, too.
+///
+/// A server that cannot go on ends as one that is closed: its workers and readers get PeerGone, and calls of it raise
+/// the cause.
 #[pyclass(frozen, module = "slackline", name = "Server")]
 pub(crate) struct PyServer {
     serving: Arc<Serving>,

@@ -298,8 +298,8 @@ impl Step {
         self.view.staleness()
     }
 
-    /// True if a server asks this worker to abandon the step, as DBW and ABS do. It never waits: while another thread is
-    /// in a call of the worker, it is what was answered last. Raises OutOfTurn once the step has ended.
+    /// True if a server asks this worker to abandon the step, as DBW and ABS do. It never waits: while another thread
+    /// is in a call of the worker, it is what was answered last. Raises OutOfTurn once the step has ended.
     #[getter]
     fn should_stop(&self) -> PyResult<bool> {
         let asked = self.working.at_once(STEPPING, |worker| {
