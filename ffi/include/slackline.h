@@ -2250,6 +2250,10 @@ typedef struct slackline_verdict {
      * The bytes that the text of all violations takes, with its zero.
      */
     uint64_t text_bytes;
+    /**
+     * The number of the last line, from 1, if it is not finished: it was left out. 0 if all lines are whole.
+     */
+    uint64_t unfinished;
 } slackline_verdict;
 
 /**
@@ -2985,8 +2989,9 @@ slackline_status slackline_reader_connect(const char *address,
  * is `SLACKLINE_STATUS_OUT_OF_TURN` until the next refresh.
  *
  * The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end, until
- * `release` (which may be NULL) is called with `context`: when other memory was given, or the reader was destroyed,
- * and no request uses it any more. After a failure `release` was called, and the reader has the memory that it had.
+ * `release` (which may be NULL) is called with `context`: when other memory was given, `slackline_reader_select` was
+ * called, or the reader was destroyed, and no request uses it any more. After a failure `release` was called, and the
+ * reader has the memory that it had.
  */
 slackline_status slackline_reader_use_memory(struct slackline_reader *reader,
                                              void *memory,
@@ -3428,8 +3433,11 @@ slackline_status slackline_reader_certificate(struct slackline_reader *reader,
  * processes of one host. `verdict->size` must be set.
  *
  * `violations`, unless NULL, becomes text of a line for each violation, as many whole lines as fit `room` with a zero
- * behind them: `verdict->text_bytes` is the room for all. A violation is no failure of the call; a line that is no
- * record is `SLACKLINE_STATUS_BAD_ARGUMENT`.
+ * behind them: `verdict->text_bytes` is the room for all.
+ *
+ * A last line without its end that is the beginning of a record, or comes behind records, is that of a process that
+ * was killed while it wrote it: it is left out, and `verdict->unfinished` says so. A violation is no failure of the
+ * call. `SLACKLINE_STATUS_BAD_ARGUMENT`: another line is no record, or there is no record at all.
  */
 slackline_status slackline_check(const char *trace,
                                  uint64_t clock_error_ms,
@@ -3490,7 +3498,8 @@ slackline_status slackline_publisher_wait(struct slackline_publisher *publisher,
 /**
  * Reads these slices from now on, `count` of them, in their order, and not the whole table; 0 reads all of it again.
  * `slackline_reader_table` goes on to describe the owner's table; a snapshot has a table of its own. There is no copy
- * to read until the next refresh has ended. Checksums are not checked of a part.
+ * to read until the next refresh has ended, and that copies to memory of the reader's: what
+ * `slackline_reader_use_memory` gave is released. Checksums are not checked of a part.
  */
 slackline_status slackline_reader_select(struct slackline_reader *reader,
                                          const struct slackline_slice *slices,

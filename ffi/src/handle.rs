@@ -323,14 +323,24 @@ pub(crate) unsafe fn copy_out<T: Copy>(
 ///
 /// # Safety
 ///
-/// `pointer` is NULL, or points at bytes that end in a zero and that no thread writes while the result is used.
+/// That of [`c_text`].
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    // SAFETY: the caller's promise.
+    let text = unsafe { c_text(pointer, what)? };
+    text.to_str().map_err(|_| Failure::bad_argument(format!("{what} is not UTF-8: {text:?}")))
+}
+
+/// The same, in whatever encoding.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at bytes that end in a zero and that no thread writes while the result is used.
+pub(crate) unsafe fn c_text<'a>(pointer: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
     if pointer.is_null() {
         return Err(Failure::null(what));
     }
     // SAFETY: not NULL; ends in a zero by the caller's promise.
-    let text = unsafe { CStr::from_ptr(pointer) };
-    text.to_str().map_err(|_| Failure::bad_argument(format!("{what} is not UTF-8: {text:?}")))
+    Ok(unsafe { CStr::from_ptr(pointer) })
 }
 
 /// The value that `pointer` points at, or `None` for NULL.

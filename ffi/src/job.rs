@@ -149,7 +149,7 @@ pub unsafe extern "C" fn slackline_job_server(
     options: *const slackline_server_options,
     server: *mut *mut slackline_server,
 ) -> slackline_status {
-    let start = |job: &mut Job| {
+    let read = |job: &Job| -> Result<_, Failure> {
         // SAFETY: the contract.
         let (table, initial, mut options) = unsafe {
             let table = options::table(tensors, tensor_count)?;
@@ -162,7 +162,12 @@ pub unsafe extern "C" fn slackline_job_server(
             options.resume = slackline_resume::Never as u64;
         }
         // SAFETY: the contract.
-        Ok(Serving::new(job.server(table, initial, unsafe { options.translate()? })?.0))
+        Ok((table, initial, unsafe { options.translate()? }))
+    };
+    let start = |job: &mut Job| {
+        let (table, initial, options) =
+            read(job).inspect_err(|failure| job.give_up_serving(&failure.message))?;
+        Ok(Serving::new(job.server(table, initial, options)?.0))
     };
     // SAFETY: the contract.
     unsafe { create(server, || with(job, start)) }

@@ -1,12 +1,13 @@
 //! Records of versions and of reads, and their judgement: see [`slackline::weights::Certificate`].
 
+use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use slackline::internals::trace::{TraceChecker, TraceRecord, Violation};
+use slackline::internals::trace::{TraceLines, Violation};
 
 use crate::error::{Failure, slackline_status};
-use crate::handle::{Out, call, lend_text, slice, slice_mut, text, volatile, with};
+use crate::handle::{Out, c_text, call, lend_text, slice, slice_mut, volatile, with};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::{Reading, slackline_reader};
 use crate::sized::{Measured, SizedOut};
@@ -118,6 +119,8 @@ pub struct slackline_verdict {
     pub violations: u64,
     /// The bytes that the text of all violations takes, with its zero.
     pub text_bytes: u64,
+    /// The number of the last line, from 1, if it is not finished: it was left out. 0 if all lines are whole.
+    pub unfinished: u64,
 }
 
 impl Measured for slackline_verdict {
@@ -130,8 +133,11 @@ impl Measured for slackline_verdict {
 /// processes of one host. `verdict->size` must be set.
 ///
 /// `violations`, unless NULL, becomes text of a line for each violation, as many whole lines as fit `room` with a zero
-/// behind them: `verdict->text_bytes` is the room for all. A violation is no failure of the call; a line that is no
-/// record is `SLACKLINE_STATUS_BAD_ARGUMENT`.
+/// behind them: `verdict->text_bytes` is the room for all.
+///
+/// A last line without its end that is the beginning of a record, or comes behind records, is that of a process that
+/// was killed while it wrote it: it is left out, and `verdict->unfinished` says so. A violation is no failure of the
+/// call. `SLACKLINE_STATUS_BAD_ARGUMENT`: another line is no record, or there is no record at all.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_check(
     trace: *const c_char,
@@ -142,20 +148,26 @@ pub unsafe extern "C" fn slackline_check(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (trace, out) = unsafe { (text(trace, "trace")?, SizedOut::new(verdict, "verdict")?) };
+        let (trace, out) =
+            unsafe { (c_text(trace, "trace")?.to_bytes(), SizedOut::new(verdict, "verdict")?) };
         // SAFETY: the contract.
         let to = unsafe { slice_mut(violations.cast::<u8>(), room, "violations")? };
-        let mut checker = TraceChecker::new(Duration::from_millis(clock_error_ms));
-        for (line, number) in trace.lines().zip(1_u64..) {
-            if line.trim().is_empty() {
-                continue;
+        let mut checked = TraceLines::new(Duration::from_millis(clock_error_ms));
+        for (line, number) in trace.split_inclusive(|byte| *byte == b'\n').zip(1_u64..) {
+            // A last line that is cut may end within a character.
+            let text = String::from_utf8_lossy(line);
+            if matches!(text, Cow::Owned(_)) && line.ends_with(b"\n") {
+                let cause = format!("cannot check the trace: line {number} is no text; give lines of JSON");
+                return Err(Failure::bad_argument(cause));
             }
-            let record: TraceRecord = line.trim().parse().map_err(|error| {
+            checked.add(&text).map_err(|(number, error)| {
                 Failure::bad_argument(format!("cannot check the trace: line {number}: {error}"))
             })?;
-            checker.add(record, number);
         }
-        let judged = checker.finish();
+        let (judged, unfinished) = checked.finish().ok_or_else(|| {
+            let remedy = "give the lines that publishers and readers write as their records";
+            Failure::bad_argument(format!("cannot check the trace: there is no record; {remedy}"))
+        })?;
         let lines: Vec<String> = judged.violations.iter().map(line_of).collect();
         write_lines(&lines, to);
         out.set(slackline_verdict {
@@ -166,6 +178,7 @@ pub unsafe extern "C" fn slackline_check(
             unverified: judged.unverified,
             violations: lines.len() as u64,
             text_bytes: lines.iter().map(String::len).sum::<usize>() as u64 + 1,
+            unfinished: unfinished.unwrap_or(0),
         });
         Ok(())
     })

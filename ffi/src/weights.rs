@@ -141,7 +141,8 @@ unsafe fn ranges(slice_of: &slackline_slice) -> Result<NamedSlice<'_>, Failure> 
 
 /// Reads these slices from now on, `count` of them, in their order, and not the whole table; 0 reads all of it again.
 /// `slackline_reader_table` goes on to describe the owner's table; a snapshot has a table of its own. There is no copy
-/// to read until the next refresh has ended. Checksums are not checked of a part.
+/// to read until the next refresh has ended, and that copies to memory of the reader's: what
+/// `slackline_reader_use_memory` gave is released. Checksums are not checked of a part.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_select(
     reader: *mut slackline_reader,

@@ -195,7 +195,8 @@ static void processes_of_a_job_that_differ_in_encryption_do_not_meet(void)
     join(child);
 }
 
-static void a_server_that_cannot_be_made_fails_its_job(void)
+/* `cause` is in the messages, of a setting that the server refuses or of one that says nothing. */
+static void fail_a_job(float learning_rate, const char *scheme, const char *cause)
 {
     struct slackline_job_options options = job_options();
     struct slackline_worker_options working = worker_options();
@@ -216,7 +217,7 @@ static void a_server_that_cannot_be_made_fails_its_job(void)
     if (child == 0) {
         OK(slackline_job_join(&options, 1, 2, at, &job));
         EXPECT(JOB_FAILED, slackline_job_worker(job, &working, &worker));
-        CHECK(worker == NULL && said("learning_rate"));
+        CHECK(worker == NULL && said(cause));
         slackline_job_destroy(job);
         exit(0);
     }
@@ -227,13 +228,20 @@ static void a_server_that_cannot_be_made_fails_its_job(void)
     CHECK(said("a group is for plans of 0 servers"));
     layer(tensors);
     serving.resume = SLACKLINE_RESUME_REQUIRED; /* it is the job's */
-    serving.learning_rate = NAN;
+    serving.learning_rate = learning_rate;
+    serving.scheme = scheme;
     EXPECT(BAD_ARGUMENT, slackline_job_server(job, tensors, 2, values, ELEMENTS, &serving, &server));
-    CHECK(server == NULL && said("learning_rate"));
+    CHECK(server == NULL && said(cause));
     EXPECT(JOB_FAILED, slackline_job_check(job));
-    CHECK(said("learning_rate"));
+    CHECK(said(cause));
     slackline_job_destroy(job);
     join(child);
+}
+
+static void a_server_that_cannot_be_made_fails_its_job(void)
+{
+    fail_a_job(NAN, "bsp", "learning_rate");
+    fail_a_job(1, "pigeon", "pigeon");
 }
 
 static void a_job_without_a_server_says_so(void)

@@ -244,7 +244,8 @@ static void give_back(void *context)
     given_back++;
 }
 
-/* Refreshes go into memory of this program's, which is given back when the reader has other memory or ends. */
+/* Refreshes go into memory of this program's, which is given back when the reader has other memory,
+ * reads another part of the table, or ends. */
 static void refresh_own_memory(const char *address)
 {
     static uint64_t weights[2][(BYTES + 7) / 8];
@@ -266,8 +267,15 @@ static void refresh_own_memory(const char *address)
         OK(slackline_reader_bytes(reader, &bytes, &len));
         CHECK(bytes == weights[index] && len == BYTES && all_are(weights[index], BYTES, 3));
     }
-    slackline_reader_destroy(reader);
+    OK(slackline_reader_select(reader, NULL, 0));
     CHECK(given_back == 5);
+    OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, NULL));
+    OK(slackline_reader_bytes(reader, &bytes, &len));
+    CHECK(bytes != weights[1] && len == BYTES && all_are(bytes, BYTES, 3));
+    OK(slackline_reader_use_memory(reader, weights[0], BYTES, give_back, &given_back));
+    CHECK(given_back == 5);
+    slackline_reader_destroy(reader);
+    CHECK(given_back == 6);
 }
 
 static void read_in_every_way(const char *address)

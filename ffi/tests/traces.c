@@ -253,8 +253,8 @@ static void what_is_no_record_is_told_with_its_line(void)
     verdict.size = sizeof verdict;
     EXPECT(BAD_ARGUMENT, slackline_check("\n\n{\"other\": 1}\n", 0, &verdict, NULL, 0));
     CHECK(said("line 3"));
-    OK(slackline_check("\n", 0, &verdict, NULL, 0));
-    CHECK(verdict.reads == 0);
+    EXPECT(BAD_ARGUMENT, slackline_check("\n", 0, &verdict, NULL, 0));
+    CHECK(said("no record"));
     EXPECT(BAD_ARGUMENT, slackline_check(NULL, 0, &verdict, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_check("", 0, NULL, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_check("", 0, &verdict, NULL, 1));
@@ -264,6 +264,42 @@ static void what_is_no_record_is_told_with_its_line(void)
     EXPECT(BAD_ARGUMENT, slackline_publisher_publish_recorded(NULL, NULL, 0, 0, NULL, &line));
 }
 
+/* As of processes that were killed while they wrote the last line, and of a host that crashed. */
+static void a_last_line_that_is_not_finished_is_left_out(void)
+{
+    struct slackline_verdict verdict;
+    char whole[2048], *last;
+    size_t len;
+
+    record(0);
+    len = strlen(trace);
+    CHECK(len < sizeof whole);
+    memcpy(whole, trace, len + 1);
+    CHECK(judge(NULL, 0).unfinished == 0);
+    trace[len - 1] = 0; /* a record is whole without its end */
+    verdict = judge(NULL, 0);
+    CHECK(verdict.publications == 2 && verdict.unfinished == 0);
+    trace[len / 2 + 9] = 0;
+    verdict = judge(NULL, 0);
+    CHECK(verdict.publications == 1 && verdict.unfinished == 2);
+    last = strchr(trace, '\n') + 1;
+    strcpy(last, "\xff no record");
+    verdict = judge(NULL, 0);
+    CHECK(verdict.publications == 1 && verdict.unfinished == 2);
+    strcat(last, "\n");
+    verdict.size = sizeof verdict;
+    EXPECT(BAD_ARGUMENT, slackline_check(trace, 0, &verdict, NULL, 0));
+    CHECK(said("line 2"));
+    /* Records behind it: it is not the last one. */
+    strcpy(trace, "{\n");
+    strcat(trace, whole);
+    EXPECT(BAD_ARGUMENT, slackline_check(trace, 0, &verdict, NULL, 0));
+    CHECK(said("line 1"));
+    /* The begin of a record alone is a trace without records. */
+    EXPECT(BAD_ARGUMENT, slackline_check("{", 0, &verdict, NULL, 0));
+    CHECK(said("no record"));
+}
+
 int main(void)
 {
     a_publisher_of_calls_records_its_versions();
@@ -271,6 +307,7 @@ int main(void)
     refreshes_pulls_and_pins_are_verified_like_snapshots();
     a_pull_does_not_go_back_behind_a_snapshot_or_a_pin();
     what_is_no_record_is_told_with_its_line();
+    a_last_line_that_is_not_finished_is_left_out();
     puts("all checks passed");
     return 0;
 }

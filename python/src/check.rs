@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use slackline::internals::trace::{RecordError, TraceChecker, TraceRecord};
+use slackline::internals::trace::{RecordError, TraceLines};
 
 use crate::arguments::wrong_type;
 use crate::errors::{Class, Failure};
@@ -29,34 +29,14 @@ pub(crate) fn check(py: Python<'_>, lines: &Bound<'_, PyAny>, clock_error: f64) 
     if lines.is_instance_of::<PyString>() {
         return Err(wrong_type(lines, "give its lines: text.splitlines(keepends=True)"));
     }
-    let mut checker = TraceChecker::new(time("clock_error", clock_error)?);
-    let (mut records, mut is_file, mut unfinished) = (0_u64, true, None);
-    for (line, number) in lines.try_iter()?.zip(1_u64..) {
-        if let Some((number, error)) = unfinished.take() {
-            // It is not the last one.
-            return Err(no_record(number, &error).into());
-        }
-        let line = line?.extract::<String>()?;
-        if line.trim().is_empty() {
-            continue;
-        }
-        match line.trim().parse::<TraceRecord>() {
-            Ok(record) => {
-                checker.add(record, number);
-                records += 1;
-            }
-            Err(error) if !line.ends_with('\n') && (error.is_beginning() || is_file && records > 0) => {
-                unfinished = Some((number, error));
-            }
-            Err(error) => return Err(no_record(number, &error).into()),
-        }
-        is_file &= line.ends_with('\n');
+    let mut trace = TraceLines::new(time("clock_error", clock_error)?);
+    for line in lines.try_iter()? {
+        trace.add(&line?.extract::<String>()?).map_err(no_record)?;
     }
-    if records == 0 {
+    let (verdict, unfinished) = py.detach(|| trace.finish()).ok_or_else(|| {
         let remedy = "give the lines that publishers and readers write as their records";
-        return Err(Failure::new(Class::BadOption, "judging a trace", "there is no record", remedy).into());
-    }
-    let verdict = py.detach(|| checker.finish());
+        Failure::new(Class::BadOption, "judging a trace", "there is no record", remedy)
+    })?;
     let violations = verdict.violations.into_iter().map(|violation| Violation {
         property: violation.property.to_string(),
         line: violation.at,
@@ -69,12 +49,12 @@ pub(crate) fn check(py: Python<'_>, lines: &Bound<'_, PyAny>, clock_error: f64) 
         verified: verdict.verified,
         unverified: verdict.unverified,
         violations: violations.collect(),
-        unfinished: unfinished.map(|(number, _)| number),
+        unfinished,
     })
 }
 
-fn no_record(number: u64, error: &RecordError) -> Failure {
-    Failure::of(Class::BadOption, error).at(format_args!("line {number}"))
+fn no_record((number, error): (u64, RecordError)) -> Failure {
+    Failure::of(Class::BadOption, &error).at(format_args!("line {number}"))
 }
 
 /// The judgement of a trace. Each read is verified, unverified, or has a violation.

@@ -10,6 +10,8 @@ use pyo3::types::PyDict;
 
 use slackline::gpu::GpuError;
 use slackline::internals::channel::ChannelError;
+use slackline::internals::job::member::WaitError;
+use slackline::internals::job::rendezvous::RendezvousError;
 use slackline::internals::mem::MemoryError;
 use slackline::internals::node::Awaited;
 use slackline::internals::param::{PinError, PublishError, PullError};
@@ -120,6 +122,11 @@ impl Failure {
         self.class == Class::Deadline
     }
 
+    /// True if the peer has refused, and says when to ask again.
+    pub(crate) fn is_for_now(&self) -> bool {
+        self.retry_after.is_some()
+    }
+
     fn raise(self, py: Python<'_>) -> PyResult<PyErr> {
         let details = PyDict::new(py);
         details.set_item("operation", self.operation)?;
@@ -170,20 +177,37 @@ impl From<JobError> for Failure {
             JobError::Node(error) => class_of(error),
             JobError::Failed(_) | JobError::Lost(_) => Class::JobFailed,
             JobError::Refused(_) => Class::Refused,
+            JobError::Rendezvous(error) => rendezvous_class(error),
             JobError::NotBack { .. } => Class::PeerGone,
             JobError::Late { .. } => Class::Deadline,
             JobError::InitialValues { .. } => Class::LayoutMismatch,
             JobError::OtherRole { .. } | JobError::NotLaunched => Class::OutOfTurn,
-            JobError::Wait(_) if error.is_retryable() => Class::Deadline,
+            JobError::Wait(WaitError::Deadline { .. }) => Class::Deadline,
+            JobError::Wait(WaitError::Path(_)) => Class::Unsupported,
+            JobError::Wait(WaitError::Ended(_)) => Class::JobFailed,
             JobError::Secret(_) => Class::Refused,
             JobError::NoRdma(_) | JobError::NotBuilt(_) => Class::Unsupported,
-            JobError::NoWorker { .. }
+            JobError::Launch(_)
+            | JobError::NoWorker { .. }
             | JobError::NoSuchRank { .. }
+            | JobError::NoServer
+            | JobError::HasServers { .. }
             | JobError::OtherServers { .. }
+            | JobError::PerHost { .. }
             | JobError::TooLarge { .. } => Class::BadOption,
             _ => Class::Error,
         };
         Failure::of(class, &error)
+    }
+}
+
+fn rendezvous_class(error: &RendezvousError) -> Class {
+    match error {
+        RendezvousError::NeedsSecret { .. } | RendezvousError::Refused { .. } => Class::Refused,
+        RendezvousError::Channel { source, .. } => channel_class(source),
+        RendezvousError::OnlyHere { .. } | RendezvousError::TooLong { .. } => Class::BadOption,
+        RendezvousError::Timeout { .. } => Class::Deadline,
+        _ => Class::Error,
     }
 }
 

@@ -1,6 +1,5 @@
 //! The transports of one object, and its addresses.
 
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -8,9 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use slackline::internals::job::transports::rdma_options;
-use slackline::{
-    Address, ConnectError, Diagnostic as _, Error, Mixed, Named, Secret, Shm, Tcp, Verbs, VerbsOptions,
-};
+use slackline::{Address, Mixed, Named, Secret, Shm, Tcp, Verbs, VerbsOptions};
 
 use crate::arguments::wrong_type;
 use crate::errors::{Class, Failure};
@@ -38,7 +35,7 @@ impl FromPyObject<'_, '_> for SecretSource {
 }
 
 /// Reads the secret; without one, that of the environment (`SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET`).
-fn secret(source: Option<SecretSource>) -> Result<Option<Secret>, Failure> {
+pub(crate) fn secret(source: Option<SecretSource>) -> Result<Option<Secret>, Failure> {
     let secret = match source {
         None => return Ok(Secret::from_environment()?),
         Some(SecretSource::File(path)) => Secret::from_file(&path)?,
@@ -65,17 +62,6 @@ pub(crate) fn fabric(
     open(secret(source)?, address, gpu)
 }
 
-/// Opens what is needed to reach the table of this name at each of the addresses.
-pub(crate) fn fabrics(
-    source: Option<SecretSource>,
-    table: &str,
-    addresses: &[Address],
-    gpu: Option<&gpu::Named>,
-) -> Result<Vec<NamedFabric>, Failure> {
-    let secret = secret(source)?;
-    addresses.iter().map(|address| Ok(Named::new(open(secret.clone(), address, gpu)?, table))).collect()
-}
-
 /// The secret for processes that only read, made of the job's: bytes for the argument `secret` of a Reader, or for a
 /// file or a variable of the environment that it takes its secret from. With it a process reads over TCP and RDMA, and
 /// is nothing else: as a publisher, a relay, a server, a worker or a member of a job it is refused. It does not tell
@@ -93,7 +79,12 @@ pub(crate) fn reading_secret(py: Python<'_>, secret: Option<SecretSource>) -> Py
     Ok(PyBytes::new(py, secret.reading().expose().as_bytes()))
 }
 
-fn open(secret: Option<Secret>, address: &Address, gpu: Option<&gpu::Named>) -> Result<Mixed, Failure> {
+/// As [`fabric`], with a secret that was read.
+pub(crate) fn open(
+    secret: Option<Secret>,
+    address: &Address,
+    gpu: Option<&gpu::Named>,
+) -> Result<Mixed, Failure> {
     let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
     let mixed = match rdma(address) {
         Some(peer) => {
@@ -114,17 +105,6 @@ fn rdma(address: &Address) -> Option<SocketAddr> {
         Address::Verbs(socket) => Some(*socket),
         Address::Several(addresses) => addresses.iter().find_map(rdma),
         _ => None,
-    }
-}
-
-/// True if the peer may be there later: no process listens yet, it is full or slow, or its host does not answer yet.
-pub(crate) fn may_come(error: &Error) -> bool {
-    match error {
-        Error::Connect(ConnectError::System { source, .. }) => {
-            use ErrorKind::{ConnectionRefused, HostUnreachable, NotFound, TimedOut};
-            matches!(source.kind(), ConnectionRefused | NotFound | TimedOut | HostUnreachable)
-        }
-        error => error.is_retryable(),
     }
 }
 

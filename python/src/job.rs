@@ -116,7 +116,7 @@ impl PyJob {
 
     /// Serves this process's shard of the parameters until the job is over, however long that takes, and returns them
     /// (as one array `shard` if there are several servers) with the last status. The arguments are those of a Server;
-    /// `initial` has the whole table.
+    /// `initial` has the whole table. A job has no use for a server that cannot be made: it fails, too, with the cause.
     #[pyo3(signature = (initial, *, scheme="bsp", learning_rate=0.1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
         idle="poll"))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
@@ -132,12 +132,20 @@ impl PyJob {
         idle: &str,
     ) -> PyResult<(Snapshot, Status)> {
         crate::fork::check(self.guard, "serving")?;
-        let workers = self.job.workers();
-        let mut options = server::options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
-        options.memory.idle = way_to_idle(idle)?;
-        let (table, values) = server::initial(initial)?;
-        let mut layout = Layout::of(&table)?;
         let job = &self.job;
+        let read = || -> PyResult<_> {
+            let workers = job.workers();
+            let mut options =
+                server::options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+            options.memory.idle = way_to_idle(idle)?;
+            let (table, values) = server::initial(initial)?;
+            let layout = Layout::of(&table)?;
+            Ok((options, table, values, layout))
+        };
+        let (options, table, values, mut layout) = read().inspect_err(|error| {
+            let why = error.value(py).to_string();
+            py.detach(|| job.give_up_serving(&why));
+        })?;
         let (mut server, _resumed) =
             py.detach(|| job.server(table, &values, options)).map_err(Failure::from)?;
         let mut drive = |slice| Ok(job.drive(&mut server, slice)?.then_some(()));

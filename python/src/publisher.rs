@@ -305,8 +305,9 @@ impl PyPublisher {
         self.layout.metadata()
     }
 
-    /// Ends the publisher; its readers are told, and calls in which other threads wait raise OutOfTurn. A frame that is
-    /// open is dropped or published as its block ends.
+    /// Ends the publisher; its readers are told, and calls in which other threads wait raise OutOfTurn. So does the end
+    /// of the block of a frame that is open: it is not published. Until that block has ended, and no array looks at the
+    /// frame any more, its memory and the address stay taken, and readers are not told.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.publishing.close())?)
     }

@@ -1,25 +1,25 @@
 //! `slackline.Reader`.
 
+mod connecting;
 mod staged;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
 use slackline::internals::node::Awaited;
 use slackline::scheme::Bound as VersionBound;
 use slackline::weights::{Reader, ReaderOptions};
-use slackline::{Address, Diagnostic as _, Error};
+use slackline::{Address, Error, Named};
 
+use self::connecting::Attempts;
 use self::staged::Staging;
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
-use crate::names::Search;
 use crate::owned::closed_by_block;
 use crate::pin::Pin;
 use crate::reading::{PINNING, PULLING, Pulled, Reading, Request, Shared, hold, newest_from, pull};
@@ -27,7 +27,7 @@ use crate::record::{Asked, Read};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
 use crate::turns::Turn;
-use crate::wait::{Deadline, detached, idle as way_to_idle, in_thread, timeout as seconds};
+use crate::wait::{Deadline, detached, idle as way_to_idle, in_thread};
 
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
@@ -183,15 +183,31 @@ impl PyReader {
     ) -> PyResult<PyReader> {
         let gpu = gpu::named(gpu);
         let transport_gpu = gpu.clone();
-        let timeout = seconds(timeout)?;
         let options =
             ReaderOptions { checksums, in_tree: tree, idle: way_to_idle(idle)?, ..ReaderOptions::default() };
-        let (mut search, table) = (Search::of(address)?, table.to_owned());
+        let (deadline, table) = (Deadline::after(timeout)?, table.to_owned());
+        let mut attempts = Attempts::of(address, deadline)?.undivided();
         let mut reader = in_thread(py, "connecting", move |is_given_up| {
-            let deadline = Instant::now() + timeout;
-            let addresses = search.until(deadline, is_given_up)?;
-            let transports = fabric::fabrics(secret, &table, &addresses, transport_gpu.as_ref())?;
-            connect(&transports, &addresses, options, deadline, is_given_up)
+            let secret = fabric::secret(secret)?;
+            let mut transports: Vec<Option<NamedFabric>> = vec![None; attempts.len()];
+            let mut connect = |number: usize, address: &Address, patience| {
+                let transport = match &mut transports[number] {
+                    Some(transport) => transport,
+                    none => {
+                        let fabric = fabric::open(secret.clone(), address, transport_gpu.as_ref())?;
+                        none.insert(Named::new(fabric, &table))
+                    }
+                };
+                Ok(Reader::connect(transport.clone(), address, options, patience))
+            };
+            loop {
+                if let Some(reader) = attempts.round(&mut connect)? {
+                    return Ok(reader);
+                }
+                if deadline.left().is_zero() || is_given_up.load(Ordering::Relaxed) {
+                    return Err(attempts.late());
+                }
+            }
         })?;
         if reader.range() != (0..reader.table().bytes()) {
             let (cause, remedy) =
@@ -317,7 +333,7 @@ impl PyReader {
         self.layout.metadata()
     }
 
-    /// The address that was connected to.
+    /// The text that the reader was made with: the address of the owner, or several of which one is connected to.
     #[getter]
     fn address(&self) -> &str {
         &self.address
@@ -345,46 +361,21 @@ impl PyReader {
     #[pyo3(signature = (*, timeout=30.0))]
     fn reconnect(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         const RECONNECTING: &str = "connecting again";
-        let (deadline, mut search) = (Deadline::after(timeout)?, Search::of(&self.address)?);
+        let deadline = Deadline::after(timeout)?;
+        let mut attempts = Attempts::of(&self.address, deadline)?;
         self.unpinned(py, RECONNECTING, deadline, |reading| {
-            let (mut last, mut addresses) = (None, None);
             let closing = reading.closing.clone();
-            let [mut patience, most] = PATIENCE;
-            let connected = closing.in_slices(py, RECONNECTING, deadline, |slice| {
-                if addresses.is_none() {
-                    addresses = search.go_on(slice)?;
+            let connected = closing.in_slices(py, RECONNECTING, deadline, |_slice| {
+                // A handshake is no wait that can be cut into short slices.
+                let connect = |_, address: &_, patience| Ok(reading.reader.reconnect(address, patience));
+                let connected = attempts.round(connect)?;
+                if connected.is_some() {
+                    reading.forget();
+                    self.forget_staged();
                 }
-                for address in addresses.iter().flatten() {
-                    // A handshake is no wait that can be cut into short slices.
-                    match reading.reader.reconnect(address, patience.min(deadline.left())) {
-                        Ok(()) => {
-                            reading.forget();
-                            self.forget_staged();
-                            return Ok(Some(()));
-                        }
-                        // The reason for which it was refused says more than that the time is over.
-                        Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {}
-                        // An attempt that the deadline has cut short does not know whether the host answers.
-                        Err(Error::Connect(_)) if last.is_some() && deadline.left().is_zero() => {}
-                        // The time that was waited in all, and not the last attempt's.
-                        Err(Error::Deadline { operation, needed, seen, awaited, .. }) => {
-                            let waited = deadline.timeout;
-                            last = Some(Error::Deadline { operation, waited, needed, seen, awaited });
-                        }
-                        Err(error) if fabric::may_come(&error) => last = Some(error),
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-                if addresses.is_some() {
-                    patience = most.min(2 * patience);
-                }
-                Ok(None)
+                Ok(connected)
             })?;
-            let late = || match addresses {
-                Some(_) => last.map_or_else(no_listener, Failure::from),
-                None => search.late(),
-            };
-            connected.ok_or_else(|| late().into())
+            connected.ok_or_else(|| attempts.late().into())
         })
     }
 
@@ -407,58 +398,6 @@ impl PyReader {
 }
 
 closed_by_block!(PyReader);
-
-/// The pause between two attempts to connect.
-const RETRY: Duration = Duration::from_millis(10);
-
-/// The time for which an owner is asked, at first and at most: twice as long each time.
-const PATIENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
-
-fn no_listener() -> Failure {
-    Failure::new(Class::BadOption, "connecting", "there is no address", "give that of a publisher")
-}
-
-/// Connects to the first of the addresses that answers, once one does. One that says nothing does not take the time of
-/// the others.
-fn connect(
-    transports: &[NamedFabric],
-    addresses: &[Address],
-    options: ReaderOptions,
-    deadline: Instant,
-    is_given_up: &AtomicBool,
-) -> Result<Reader<NamedFabric>, Failure> {
-    let mut last: Option<Error> = None;
-    let [mut patience, most] = PATIENCE;
-    loop {
-        // What one address says for good does not speak for the others.
-        let mut may_come = false;
-        for (transport, address) in transports.iter().zip(addresses) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let asked = if addresses.len() == 1 { left } else { left.min(patience) };
-            match Reader::connect(transport.clone(), address, options, asked) {
-                Ok(reader) => return Ok(reader),
-                // The reason for which it was refused says more than that the time is over.
-                Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {
-                    may_come = true
-                }
-                Err(error) => {
-                    may_come |= fabric::may_come(&error);
-                    last = Some(error);
-                }
-            }
-        }
-        let is_over = Instant::now() + RETRY >= deadline || is_given_up.load(Ordering::Relaxed);
-        if is_over || !may_come {
-            return Err(last.map_or_else(no_listener, Failure::from));
-        }
-        std::thread::sleep(RETRY);
-        patience = most.min(2 * patience);
-    }
-}
-
-fn is_refused_for_now(error: &Error) -> bool {
-    error.retry_after().is_some()
-}
 
 impl Drop for PyReader {
     fn drop(&mut self) {

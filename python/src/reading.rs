@@ -166,6 +166,14 @@ impl Pulling {
         Ok(Some((facts, lease, asked.ended())))
     }
 
+    /// Gives up its copy if that is still being made: a read that has failed keeps no frame from its publisher.
+    pub(crate) fn end(&self, reading: &mut Reading) {
+        let is_own = |copying: &mut Asked| self.asked.is_some_and(|asked| copying.is(&asked));
+        if reading.copying.take_if(is_own).is_some() {
+            reading.reader.abandon_refresh();
+        }
+    }
+
     /// Begins the read, or takes what was read before if that will do.
     fn begin(&mut self, reading: &mut Reading, slice: Duration) -> Result<Begun, Failure> {
         let reads = if self.is_prefetch { &mut reading.prefetches } else { &mut reading.calls };
@@ -219,8 +227,9 @@ pub(crate) fn pull(
     deadline: Deadline,
 ) -> PyResult<Pulled> {
     let (mut pulling, closing) = (Pulling::new(request), reading.closing.clone());
-    let pulled = closing.in_slices(py, PULLING, deadline, |slice| pulling.go_on(reading, slice))?;
-    pulled.ok_or_else(|| request.late(deadline.timeout, pulling.newest).into())
+    let pulled = closing.in_slices(py, PULLING, deadline, |slice| pulling.go_on(reading, slice));
+    py.detach(|| pulling.end(reading));
+    pulled?.ok_or_else(|| request.late(deadline.timeout, pulling.newest).into())
 }
 
 /// Pins a version, and returns where it lies.

@@ -1,6 +1,7 @@
 //! `slackline.Server`: one shard of the parameters, and the thread that folds gradients into it.
 #![allow(unsafe_code, reason = "initial values are copied out of arrays of other libraries")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -94,25 +95,33 @@ const KEEP: Duration = Duration::from_secs(1);
 const TURN: Duration = Duration::from_millis(1);
 
 impl Serving {
+    /// Serves until it is closed, or fails: then its peers are told as of one that was closed.
     fn serve(&self) {
+        let served = catch_unwind(AssertUnwindSafe(|| self.work()));
+        let panicked =
+            |_| Err(Failure::new(Class::Error, "serving", "the thread panicked", "please report it"));
+        if let Err(failure) = served.unwrap_or_else(panicked) {
+            *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+            drop(self.lock().take());
+        }
+    }
+
+    fn work(&self) -> Result<(), Failure> {
         let mut backoff = Backoff::new();
         while !self.stops.load(Ordering::Relaxed) {
             let polled = match &mut *self.lock() {
                 Some(server) => self.turn(server),
-                None => return,
+                None => return Ok(()),
             };
             if self.sleeps && self.calls.load(Ordering::Relaxed) > 0 {
                 std::thread::sleep(TURN);
             }
-            match polled {
-                Ok(true) => backoff.reset(),
-                Ok(false) => backoff.wait(),
-                Err(error) => {
-                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.into());
-                    return;
-                }
+            match polled? {
+                true => backoff.reset(),
+                false => backoff.wait(),
             }
         }
+        Ok(())
     }
 
     /// One turn of the thread; false if it is to stand back.
@@ -135,16 +144,16 @@ impl Serving {
         with: impl FnOnce(&mut Server<Mixed>) -> Result<R, Error>,
     ) -> Result<R, Failure> {
         crate::fork::check(self.guard, operation)?;
-        // The thread has ended, and no later call would find what it waits for.
-        if let Some(failure) = &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Err(failure.clone());
-        }
         self.calls.fetch_add(1, Ordering::Relaxed);
         let mut locked = self.lock();
         self.calls.fetch_sub(1, Ordering::Relaxed);
         match &mut *locked {
             Some(server) => Ok(with(server)?),
-            None => Err(Failure::out_of_turn(operation, "the server is closed", "make a new one")),
+            None => {
+                let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let closed = || Failure::out_of_turn(operation, "the server is closed", "make a new one");
+                Err(failure.unwrap_or_else(closed))
+            }
         }
     }
 }
@@ -168,6 +177,9 @@ impl Drop for Serving {
 /// then workers wake the server, it takes less of a processor while there is nothing to do, and calls of this object
 /// take up to 20 ms. With `gpu`, a Gpu, the parameters, the optimiser's states and the gradients are in its memory, and
 /// it folds them; workers and readers over shared memory have a GPU then, too.
+///
+/// A server that cannot go on ends as one that is closed: its workers and readers get PeerGone, and calls of it raise
+/// the cause.
 #[pyclass(frozen, module = "slackline", name = "Server")]
 pub(crate) struct PyServer {
     serving: Arc<Serving>,

@@ -152,6 +152,7 @@ impl PyWorker {
             layout: Arc::clone(&self.layout),
             working: Arc::clone(&self.working),
             is_open: AtomicBool::new(true),
+            should_stop: AtomicBool::new(false),
         })
     }
 
@@ -236,6 +237,8 @@ pub(crate) struct Step {
     layout: Arc<Layout>,
     working: Arc<Working>,
     is_open: AtomicBool,
+    /// What a server had answered last when it was asked whether the step is to be abandoned.
+    should_stop: AtomicBool,
 }
 
 impl Step {
@@ -250,6 +253,17 @@ impl Step {
         }
         was_open
     }
+
+    fn expect_open(&self, operation: &str) -> Result<(), Failure> {
+        match self.is_open.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => Err(ended(operation)),
+        }
+    }
+}
+
+fn ended(operation: &str) -> Failure {
+    Failure::out_of_turn(operation, "this step has ended", "begin the next one")
 }
 
 #[pymethods]
@@ -284,15 +298,22 @@ impl Step {
         self.view.staleness()
     }
 
-    /// True if a server asks this worker to abandon the step, as DBW and ABS do. It never waits.
+    /// True if a server asks this worker to abandon the step, as DBW and ABS do. It never waits: while another thread
+    /// is in a call of the worker, it is what was answered last. Raises OutOfTurn once the step has ended.
     #[getter]
-    fn should_stop(&self, py: Python<'_>) -> PyResult<bool> {
-        self.working.with(py, STEPPING, None, |worker| {
-            let mut step = worker.resume().map_err(Failure::from)?;
+    fn should_stop(&self) -> PyResult<bool> {
+        let asked = self.working.at_once(STEPPING, |worker| {
+            self.expect_open(STEPPING)?;
+            let mut step = worker.resume()?;
             let stop = step.should_stop();
             step.suspend();
-            Ok(stop.map_err(Failure::from)?)
-        })
+            Ok(stop?)
+        })?;
+        match asked {
+            Some(stop) => self.should_stop.store(stop, Ordering::Relaxed),
+            None => self.expect_open(STEPPING)?,
+        }
+        Ok(self.should_stop.load(Ordering::Relaxed))
     }
 
     /// Publishes the gradient, and ends the step: when it returns, every server has the gradient whole. `loss` is told
@@ -315,12 +336,9 @@ impl Step {
         let streams = Streams::new(stream, self.working.gpu.as_ref())?;
         let arrays =
             gradient.map(|gradient| self.layout.arrays(gradient, PUBLISHING, &streams)).transpose()?;
-        let ended = || Failure::out_of_turn(PUBLISHING, "this step has ended", "begin the next one");
         let closing = &self.working.closing;
         let published = self.working.with(py, PUBLISHING, Some(deadline), |worker| {
-            if !self.is_open.load(Ordering::Acquire) {
-                return Err(ended().into());
-            }
+            self.expect_open(PUBLISHING)?;
             let (working, layout) = (&self.working, &self.layout);
             let mut is_on_its_way = false;
             let wait_for_copies = |worker: &mut Worker<Mixed>| -> PyResult<()> {
@@ -345,7 +363,7 @@ impl Step {
             }
             // Not before: another thread would begin the next step, and this gradient would be taken for that one's.
             if !self.end() {
-                return Err(ended().into());
+                return Err(ended(PUBLISHING).into());
             }
             if !is_on_its_way {
                 worker.resume().map_err(Failure::from)?.start_publish(loss).map_err(Failure::from)?;

@@ -148,9 +148,24 @@ impl Working {
         crate::fork::check(self.guard, operation)?;
         match &mut *self.worker.wait(py, operation, deadline)? {
             Some(worker) => with(worker),
-            None => Err(Failure::out_of_turn(operation, "the worker is closed", "make a new one").into()),
+            None => Err(closed(operation).into()),
         }
     }
+
+    /// The same at once, and without the interpreter's help; `None` if another thread is in a call of the worker.
+    pub(crate) fn at_once<R>(
+        &self,
+        operation: &'static str,
+        with: impl FnOnce(&mut Worker<Mixed>) -> Result<R, Failure>,
+    ) -> Result<Option<R>, Failure> {
+        crate::fork::check(self.guard, operation)?;
+        let Some(mut worker) = self.worker.take() else { return Ok(None) };
+        with(worker.as_mut().ok_or_else(|| closed(operation))?).map(Some)
+    }
+}
+
+fn closed(operation: &str) -> Failure {
+    Failure::out_of_turn(operation, "the worker is closed", "make a new one")
 }
 
 /// Gives up the step that is open, if one is.

@@ -266,9 +266,8 @@ def test_a_wrong_secret_is_refused_and_the_right_one_is_not(tmp_path: Any) -> No
     with slackline.Publisher(version(0), transport="tcp", secret=file) as publisher:
         publisher.publish(version(1))
         for wrong in (b"another example of a secret, also long", None):
-            with pytest.raises(slackline.Error) as caught:
+            with pytest.raises(slackline.Refused):
                 slackline.Reader(publisher.address, secret=wrong, timeout=5)
-            assert isinstance(caught.value, slackline.Refused if wrong else slackline.Error)
         with slackline.Reader(publisher.address, secret=str(file)) as reader:
             assert reader.pull().version == 1
     file.chmod(0o644)

@@ -144,3 +144,38 @@ def test_a_reader_waits_for_a_host_whose_name_comes_later(run: Run) -> None:
         assert reader.pull().version == 1
         """
     )
+
+
+def test_a_name_that_is_not_known_ends_no_search_at_other_addresses(run: Run) -> None:
+    run(
+        """
+        first = slackline.Publisher(table, transport="tcp")
+        reader = slackline.Reader("absent.example:1," + first.address, timeout=10)
+        assert reader.pull().version == 0
+        first.close()
+        second = slackline.Publisher(table, address=first.address, begin_at=7)
+        reader.reconnect(timeout=10)
+        assert reader.pull().version == 7
+        """,
+        look_up=30,
+    )
+
+
+def test_a_reader_waits_for_the_network_of_its_publisher(run: Run) -> None:
+    run(
+        """
+        import subprocess
+
+        def come():
+            subprocess.run(["ip", "address", "add", "10.77.0.9/32", "dev", "lo"], check=True)
+
+        secret = b"an example of a secret that is long enough"
+        publisher = slackline.Publisher(table, address="0.0.0.0:0", secret=secret)
+        address = "10.77.0.9:" + publisher.address.rpartition(":")[2]
+        error, _seconds, _turns = fails(lambda: slackline.Reader(address, secret=secret, timeout=0.3))
+        assert error == "PeerGone", error
+        threading.Timer(0.5, come).start()
+        reader = slackline.Reader(address, secret=secret, timeout=30)
+        assert reader.pull().version == 0
+        """
+    )

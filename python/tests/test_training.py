@@ -153,10 +153,7 @@ def test_the_workers_of_one_host_reach_the_server_as_one_sum() -> None:
 
 
 def run_job(way: str) -> list[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
+    port, ranks = free_port(), []
     for rank in range(3):
         given = {"SLACKLINE_RANK": str(rank), "SLACKLINE_WORLD_SIZE": "3", "SLACKLINE_RENDEZVOUS": f"127.0.0.1:{port}"}
         if rank > 0:
@@ -179,3 +176,55 @@ def test_a_process_that_nobody_launched_is_in_no_job(python: Start) -> None:
         """
     )
     assert child.stdout.readline() == "reading the environment\n"
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "meeting_point", "options", "error"),
+    [
+        ("pigeon", 2, "127.0.0.1:{port}", {}, slackline.BadOption),
+        ("1", 2, "127.0.0.1:{port}", {"timeout": 0.2}, slackline.DeadlineError),
+        ("0", 2, "0.0.0.0:{port}", {}, slackline.Refused),
+        ("0", 1, "127.0.0.1:{port}", {"servers": 0}, slackline.BadOption),
+    ],
+)
+def test_a_job_that_cannot_be_says_by_its_class_why(
+    rank: str,
+    world: int,
+    meeting_point: str,
+    options: dict[str, Any],
+    error: type[slackline.Error],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SLACKLINE_SECRET", "SLACKLINE_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    given = {"RANK": rank, "WORLD_SIZE": str(world), "RENDEZVOUS": meeting_point.format(port=free_port())}
+    for name, value in given.items():
+        monkeypatch.setenv(f"SLACKLINE_{name}", value)
+    with pytest.raises(error) as caught:
+        slackline.Job.from_env(**options).worker()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("setting", ['scheme="pigeon"', 'idle="pigeon"', 'learning_rate=float("nan")'])
+def test_a_server_that_cannot_be_made_fails_its_job(setting: str, python: Start) -> None:
+    code = """
+        os.environ |= {"SLACKLINE_RANK": rank, "SLACKLINE_WORLD_SIZE": "2", "SLACKLINE_RENDEZVOUS": meeting_point}
+        job = slackline.Job.from_env(timeout=30)
+        try:
+            if job.role == "server":
+                job.serve({"w": np.zeros(6, "float32")}, SETTING)
+            else:
+                job.worker()
+        except slackline.Error as error:
+            print(type(error).__name__, "pigeon" in str(error) or "learning_rate" in str(error))
+        """.replace("SETTING", setting)
+    meeting_point = f"127.0.0.1:{free_port()}"
+    ranks = [python(code, rank=str(rank), meeting_point=meeting_point) for rank in range(2)]
+    told = [child.stdout.readline() for child in ranks]
+    assert told == ["BadOption True\n", "JobFailed True\n"]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -216,3 +216,38 @@ def test_a_step_whose_worker_was_closed_in_its_block_says_so() -> None:
             with pytest.raises(slackline.OutOfTurn, match="the worker is closed"):
                 with worker.step():
                     worker.close()
+
+
+def test_a_step_that_has_ended_says_so_while_another_call_waits() -> None:
+    outcome: list[str] = []
+    with slackline.Server({"a": np.zeros(10, "float32")}, scheme="bsp", workers=2) as server:
+        with slackline.Worker([server.address]) as worker, slackline.Worker([server.address]):
+            with worker.step() as ended:
+                ended.publish()
+
+            def wait() -> None:
+                with pytest.raises(slackline.OutOfTurn, match="closed by another thread"):
+                    worker.step(timeout=60)
+                outcome.append("closed")
+
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            time.sleep(0.3)
+            with pytest.raises(slackline.OutOfTurn, match="this step has ended"):
+                _ = ended.should_stop
+            # It has not waited for the other call.
+            assert waiting.is_alive() and not outcome
+            worker.close()
+            waiting.join(30)
+    assert outcome == ["closed"]
+
+
+def test_a_step_that_has_ended_does_not_answer_for_the_next_one() -> None:
+    with slackline.Server({"a": np.zeros(10, "float32")}) as server, slackline.Worker([server.address]) as worker:
+        with worker.step() as ended:
+            assert not ended.should_stop
+            ended.publish()
+        with worker.step() as step:
+            assert not step.should_stop
+            with pytest.raises(slackline.OutOfTurn, match="this step has ended"):
+                _ = ended.should_stop

@@ -177,3 +177,19 @@ def test_ten_thousand_snapshots_use_their_memory_again(pair: Pair) -> None:
         snapshot: Any = reader.pull()
     assert (snapshot["b"].numpy() == 10000).all()
     assert resident() - before < 4 << 20
+
+
+def test_the_frame_of_a_publisher_that_was_closed_is_not_published(transport: str) -> None:
+    with slackline.Publisher(version(0), transport=transport) as publisher:
+        with slackline.Reader(publisher.address) as reader:
+            with pytest.raises(slackline.OutOfTurn, match="the publisher was dropped"):
+                with publisher.frame() as frame:
+                    frame["a"].numpy()[:] = 1
+                    publisher.close()
+                    # Its memory and its address stay taken as long as the frame is open.
+                    assert reader.pull().version == 0
+                    with pytest.raises(slackline.Error):
+                        slackline.Publisher(version(0), address=publisher.address)
+            with pytest.raises(slackline.PeerGone):
+                reader.pull(min_version=1, timeout=20)
+    slackline.Publisher(version(0), address=publisher.address).close()

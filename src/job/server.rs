@@ -111,9 +111,22 @@ impl Job {
         Ok(true)
     }
 
+    /// Fails the job, for a server whose options say nothing that [`server`](Self::server) takes. Does nothing in a
+    /// process that is none. At rank 0 it waits until the others have heard, as `server` does.
+    #[doc(hidden)]
+    pub fn give_up_serving(&self, why: &str) {
+        if let Role::Server(_) = self.role {
+            self.fail_for(ErrorReport::of_cause(why));
+        }
+    }
+
     /// Tells rank 0 why this process gives up.
     pub(super) fn fail(&self, error: &JobError) {
-        self.member.fail(ErrorReport::of(error));
+        self.fail_for(ErrorReport::of(error));
+    }
+
+    fn fail_for(&self, why: ErrorReport) {
+        self.member.fail(why);
         self.member.flush();
         self.wait_for_the_others();
     }

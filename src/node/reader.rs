@@ -321,7 +321,9 @@ impl<T: Transport> Reader<T> {
     }
 
     /// Reads this part of the table from now on, and not all of it: each copy is [`Selection::table`]. `None` reads all
-    /// of it again. There is no copy to read until the next refresh has ended. Checksums are not checked of a part.
+    /// of it again. There is no copy to read until the next refresh has ended, and that copies to memory of the
+    /// reader's: memory of the caller's is let go, as its length is that of another part. Checksums are not checked of
+    /// a part.
     ///
     /// # Errors
     /// The selection was made of another table, or the owner holds only a shard of it.

@@ -11,6 +11,7 @@ mod check;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod hex;
+mod lines;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,7 @@ use crate::clock::{Version, VersionTag};
 use crate::diagnostic::{Diagnostic, remedy_of};
 
 pub use check::{Property, TraceChecker, Verdict, Violation};
+pub use lines::TraceLines;
 
 /// The record of a version by the publisher that made it. Its text is one line of a trace.
 ///

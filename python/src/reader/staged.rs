@@ -245,7 +245,13 @@ fn stage(shared: &Shared, connection: u64, request: Request, deadline: Deadline)
             match shared.is_pinned.load(Ordering::SeqCst) {
                 // A copy would let go of the pin.
                 true => Ok(None),
-                false => pulling.go_on(reading, left.min(Duration::from_millis(20))),
+                false => {
+                    let pulled = pulling.go_on(reading, left.min(Duration::from_millis(20)));
+                    if pulled.is_err() || left.is_zero() {
+                        pulling.end(reading);
+                    }
+                    pulled
+                }
             }
         };
         shared.settle();

@@ -141,8 +141,10 @@ impl<T: Transport> Reader<T> {
         self.refresh = Some(Refresh { wanted, snapshot, step, is_too_stale: false });
     }
 
-    /// Ends the refresh that has begun, if there is one.
-    pub(super) fn abandon_refresh(&mut self) {
+    /// Ends the refresh or the snapshot that has begun, if there is one, and lets go of the frame that it pins. What it
+    /// has copied is there for the next one.
+    #[doc(hidden)]
+    pub fn abandon_refresh(&mut self) {
         if let Some(refresh) = self.refresh.take() {
             if let RefreshStep::Copying { .. } = refresh.step {
                 self.keep_partial(Destination::of(refresh.snapshot.is_some()));
