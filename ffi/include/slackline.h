@@ -70,7 +70,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 12
+#define SLACKLINE_VERSION_PATCH 13
 
 /**
  * The version of this header as one number that grows with it.

@@ -91,7 +91,7 @@ pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
 /// The patch version of this header. It grows with every addition to the ABI.
-pub const SLACKLINE_VERSION_PATCH: u32 = 12;
+pub const SLACKLINE_VERSION_PATCH: u32 = 13;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;
