@@ -51,7 +51,7 @@ impl CheckpointArgs {
         }
         if self.resume && local && !folder.is_dir() {
             return Err(
-                Failure::failed(format!("--resume: there is no folder {}", folder.display())).help(NO_RESUME)
+                Failure::usage(format!("--resume: there is no folder {}", folder.display())).help(NO_RESUME)
             );
         }
         fs::create_dir_all(folder).map_err(|error| {
@@ -78,7 +78,7 @@ impl CheckpointArgs {
                 found if found.is_empty() => "no checkpoint at all".to_owned(),
                 found => found.join(", "),
             };
-            return Err(Failure::failed(format!(
+            return Err(Failure::usage(format!(
                 "--resume: {} with --servers {servers} needs {}, and holds {found}",
                 folder.display(),
                 missing.join(", ")

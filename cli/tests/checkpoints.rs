@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -106,14 +107,14 @@ fn a_resume_with_nothing_to_resume_from_is_an_error_that_says_what_is_there() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().to_str().unwrap();
     let missing = folder.path().join("missing");
-    let (_, said) = end(Run::of(&short(missing.to_str().unwrap(), &["--resume"])), 1);
+    let (_, said) = end(Run::of(&short(missing.to_str().unwrap(), &["--resume"])), 2);
     assert!(said.contains("error: --resume: there is no folder "), "{said}");
     assert!(said.contains("help: leave --resume out to begin from the initial values"), "{said}");
     assert!(!missing.exists(), "it is not made");
-    let (_, said) = end(Run::of(&short(path, &["--resume"])), 1);
+    let (_, said) = end(Run::of(&short(path, &["--resume"])), 2);
     assert!(said.contains("needs shard-0-of-1.safetensors, and holds no checkpoint at all"), "{said}");
     end(Run::of(&short(path, &[])), 0);
-    let (_, said) = end(Run::of(&short(path, &["--resume", "--servers", "2"])), 1);
+    let (_, said) = end(Run::of(&short(path, &["--resume", "--servers", "2"])), 2);
     let needs =
         "needs shard-0-of-2.safetensors, shard-1-of-2.safetensors, and holds shard-0-of-1.safetensors";
     assert!(said.contains(needs), "{said}");
@@ -142,6 +143,55 @@ fn a_run_that_resumes_names_its_checkpoint_and_says_if_it_is_the_one_before() {
         said.contains(&format!("shard 0 goes on from its checkpoint at version {first} (clock ")),
         "{said}"
     );
+}
+
+#[test]
+fn checkpoints_that_a_server_finds_damaged_are_a_run_that_failed() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().to_str().unwrap();
+    end(Run::of(&short(path, &[])), 0);
+    for file in fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::write(file, "half").unwrap();
+    }
+    let (_, said) = end(Run::of(&short(path, &["--resume"])), 1);
+    assert!(said.contains("a damaged checkpoint: it ends too early"), "{said}");
+}
+
+#[test]
+fn a_request_for_a_checkpoint_ends_no_process_that_is_only_beginning() {
+    let folder = TempDir::new().unwrap();
+    // It reads its options until this test writes a secret.
+    let pipe = folder.path().join("secret");
+    assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status().unwrap().success());
+    let run = Run::of(&["train", "--secret-file", pipe.to_str().unwrap()]);
+    let (opened, is_open) = mpsc::channel();
+    std::thread::spawn(move || opened.send(fs::OpenOptions::new().write(true).open(pipe)));
+    let pipe = is_open.recv_timeout(Duration::from_secs(60)).expect("it reads the secret").unwrap();
+    kill(run.pid(), Signal::USR1);
+    drop(pipe);
+    let (_, said) = end(run, 2);
+    assert!(said.contains("error: the secret from "), "{said}");
+}
+
+#[test]
+fn a_model_is_saved_before_the_last_checkpoints_are_waited_for() {
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("model.safetensors");
+    let more = ["--epochs", "20", "--save", model.to_str().unwrap()];
+    let run = Run::of(&slow(folder.path().to_str().unwrap(), &more));
+    run.wait_for("epoch");
+    // No checkpoint is written meanwhile.
+    let record = fs::File::open(folder.path().join(format!("{SHARD}.owner"))).unwrap();
+    record.lock().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !model.exists() {
+        assert!(Instant::now() < deadline, "there is no model");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    record.unlock().unwrap();
+    let (json, said) = end(run, 0);
+    assert_eq!(json["checkpoints_failed"], 0, "{said}");
+    assert!(version(&folder).is_some());
 }
 
 #[test]

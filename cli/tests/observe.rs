@@ -47,6 +47,17 @@ fn value(address: &str, name: &str) -> f64 {
 }
 
 #[test]
+fn processes_that_are_awaited_do_not_count_as_lost() {
+    let nodes = ports(2);
+    let run = Run::of(&["train", "--coordinate", "--rendezvous", &nodes[0], "--metrics", &nodes[1]]);
+    assert_eq!(value(&nodes[1], "slackline_peer_state"), 1.0);
+    let text = scrape(&nodes[1]).expect("the coordinator answers");
+    assert_eq!(text.matches("state=\"joining\"").count(), 3, "{text}");
+    assert!(!text.contains("state=\"lost\""), "{text}");
+    drop(run);
+}
+
+#[test]
 fn every_process_of_a_job_serves_its_metrics_and_top_shows_them() {
     let nodes = ports(4);
     // Much longer than it is looked at.

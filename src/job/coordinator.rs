@@ -13,6 +13,7 @@ use super::roster::{RankState, Roster};
 use super::served_workers::ServedWorkers;
 use crate::channel::Secret;
 use crate::mem::OwnThread;
+use crate::time::Silence;
 
 /// The longest time between two looks at the deadlines.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -106,8 +107,12 @@ pub(super) struct Attendance {
     finished: Vec<bool>,
     /// The last failure that each worker told.
     causes: Vec<Option<String>>,
-    /// The time at which each worker said something last, or joined.
-    heard: Vec<Instant>,
+    /// How often each worker joined or said something, and for how long it was silent while this process listened.
+    heard: Vec<(u64, Silence)>,
+    /// The workers of a job without servers that say nothing any more.
+    silent: Vec<bool>,
+    /// The origin of the times of their silence.
+    begun: Instant,
     /// The first failure that ends the job.
     failure: Option<String>,
 }
@@ -118,8 +123,9 @@ impl Attendance {
         let roster = Roster::new(plan.servers as usize, workers, now);
         let (served, finished, causes) =
             (ServedWorkers::new(workers, now), vec![false; workers], vec![None; workers]);
-        let heard = vec![now; workers];
-        Attendance { plan, world, roster, served, finished, causes, heard, failure: None }
+        let (heard, silent) = (vec![(0, Silence::default()); workers], vec![false; workers]);
+        let (begun, failure) = (now, None);
+        Attendance { plan, world, roster, served, finished, causes, heard, silent, begun, failure }
     }
 
     /// Opens the meeting point of these processes.
@@ -131,7 +137,7 @@ impl Attendance {
     fn take(&mut self, event: HubEvent, now: Instant) {
         let Some((who, event)) = self.roster.take(event, now) else { return };
         if let Role::Worker(worker) = who {
-            self.heard[worker as usize] = now;
+            self.heard[worker as usize].0 += 1;
         }
         match event {
             HubEvent::Joined(_) => {
@@ -204,8 +210,32 @@ impl Attendance {
         self.roster.all().any(|(_, state)| matches!(state, RankState::Absent { lost: false, .. }))
     }
 
-    /// The end of the job, if `now` is its end.
-    fn end(&self, now: Instant) -> Option<FromCoordinator> {
+    /// The silence after which a worker of a job without servers counts as lost.
+    fn silence_max(&self) -> Duration {
+        self.plan.timeout.max(SILENCE_LEAST)
+    }
+
+    /// Looks which workers say nothing any more. Without servers the members of its group alone go on without a worker,
+    /// and it says itself that it lives. Where this process was stopped as well, with its host or with all others, that
+    /// time says nothing of them.
+    fn listen_to_workers(&mut self, now: Instant) {
+        if self.plan.servers > 0 {
+            return;
+        }
+        let since = now.saturating_duration_since(self.begun);
+        let (now, longest) = (crate::time::Instant::ORIGIN + since, self.silence_max());
+        for ((heard, silence), silent) in self.heard.iter_mut().zip(&mut self.silent) {
+            *silent = silence.observe(now, *heard, longest);
+        }
+    }
+
+    /// The end of the job, if `now` is its end. Asked at every look, since silence is measured by looks.
+    fn end(&mut self, now: Instant) -> Option<FromCoordinator> {
+        self.listen_to_workers(now);
+        self.judge(now)
+    }
+
+    fn judge(&self, now: Instant) -> Option<FromCoordinator> {
         if let Some(why) = &self.failure {
             return Some(FromCoordinator::Abort(why.clone()));
         }
@@ -228,11 +258,7 @@ impl Attendance {
             let mut others = (0..self.finished.len() as u32).filter(|other| *other != worker);
             never.filter(|never| *never >= self.plan.timeout && others.any(is_gone))
         };
-        // Without servers the members of its group alone go on without it, and it says itself that it lives.
-        let silent = |worker: u32| {
-            let silent = now.saturating_duration_since(self.heard[worker as usize]);
-            (self.plan.servers == 0 && silent >= self.plan.timeout.max(SILENCE_LEAST)).then_some(silent)
-        };
+        let silent = |worker: u32| self.silent[worker as usize].then(|| self.silence_max());
         let hangs = |worker: u32| out(worker).or_else(|| never_in(worker)).or_else(|| silent(worker));
         // The processes that have something to do and are not here, how long, and whether they were here before.
         let absent = || {
@@ -273,7 +299,9 @@ impl Attendance {
             };
             if waited >= self.plan.timeout {
                 let is_never_in = matches!(role, Role::Worker(worker) if never_in(worker).is_some());
+                let is_silent = self.plan.servers == 0 && self.roster.member(role).is_some();
                 let what = match (was_lost, self.roster.member(role)) {
+                    _ if is_silent => "said nothing",
                     (true, Some(_)) if is_never_in => "joined and did not come to the servers",
                     (true, Some(_)) => "was evicted by the servers and did not come back",
                     (true, None) if is_worker(&role) && !all_lost => {
@@ -282,7 +310,7 @@ impl Attendance {
                     (true, None) => "was lost and did not come back",
                     (false, _) => "did not join",
                 };
-                let timeout = self.plan.timeout;
+                let timeout = if is_silent { self.silence_max() } else { self.plan.timeout };
                 return Some(FromCoordinator::Abort(match cause {
                     Some(cause) => format!("{role} {what} within {timeout:?}: {cause}"),
                     None => {
@@ -310,6 +338,8 @@ pub(super) fn fuzz_message(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::member::Conversation;
+    use super::super::messages::EndOnly;
     use super::super::rendezvous::{Host, Member, MemberRole};
     use super::*;
 
@@ -525,28 +555,83 @@ mod tests {
         assert_eq!(attendance.end(now + 3 * TIMEOUT), None, "it is in");
     }
 
-    #[test]
-    fn a_worker_that_falls_silent_holds_up_no_end_of_a_job_without_servers() {
-        let now = Instant::now();
-        let mut attendance = Attendance::new(JobPlan::servers(0).timeout(TIMEOUT), 2, now);
+    /// A job without servers, whose two workers are here: members 2 and 3.
+    fn group(timeout: Duration, now: Instant) -> Attendance {
+        let mut attendance = Attendance::new(JobPlan::servers(0).timeout(timeout), 2, now);
         for id in [2, 3] {
             attendance.take(HubEvent::Joined(member(id, MemberRole::Worker, id as u32 - 2)), now);
         }
-        let later = now + 2 * TIMEOUT;
+        attendance
+    }
+
+    /// The end of a job at which rank 0 looks for so long as often as it does.
+    fn watch(attendance: &mut Attendance, from: Instant, time: Duration) -> Option<FromCoordinator> {
+        let looks = time.as_nanos() / LOOK_EVERY.as_nanos();
+        (0..=looks as u32).find_map(|look| attendance.end(from + look * LOOK_EVERY))
+    }
+
+    #[test]
+    fn a_worker_that_falls_silent_holds_up_no_end_of_a_job_without_servers() {
+        let now = Instant::now();
+        let mut attendance = group(TIMEOUT, now);
+        assert_eq!(watch(&mut attendance, now, TIMEOUT), None);
+        let later = now + TIMEOUT;
         attendance.take(said(2, &FromMember::Finished), later);
         attendance.take(said(3, &FromMember::Alive), later);
-        assert_eq!(attendance.end(later + TIMEOUT / 2), None, "it computes on");
-        assert_eq!(attendance.end(later + TIMEOUT), Some(FromCoordinator::Over));
-        attendance.take(said(3, &FromMember::Alive), later + TIMEOUT);
-        assert_eq!(attendance.end(later + TIMEOUT), None, "it was stopped, and goes on");
+        assert_eq!(watch(&mut attendance, later, TIMEOUT), None, "it computes on");
+        assert_eq!(watch(&mut attendance, later + TIMEOUT, 2 * LOOK_EVERY), Some(FromCoordinator::Over));
+        attendance.take(said(3, &FromMember::Alive), later + 2 * TIMEOUT);
+        assert_eq!(attendance.end(later + 2 * TIMEOUT), None, "it was stopped, and goes on");
         // Its own timeout may be longer than rank 0's: then it says so once a second.
-        let mut hasty = Attendance::new(JobPlan::servers(0).timeout(SILENCE_LEAST / 40), 2, now);
-        for id in [2, 3] {
-            hasty.take(HubEvent::Joined(member(id, MemberRole::Worker, id as u32 - 2)), now);
-        }
+        let mut hasty = group(SILENCE_LEAST / 40, now);
         hasty.take(said(2, &FromMember::Finished), now);
-        assert_eq!(hasty.end(now + SILENCE_LEAST / 2), None, "it computes on");
-        assert_eq!(hasty.end(now + SILENCE_LEAST), Some(FromCoordinator::Over));
+        assert_eq!(watch(&mut hasty, now, SILENCE_LEAST), None, "it computes on");
+        assert_eq!(watch(&mut hasty, now + SILENCE_LEAST, 2 * LOOK_EVERY), Some(FromCoordinator::Over));
+    }
+
+    #[test]
+    fn time_in_which_all_processes_were_stopped_is_no_silence_of_workers() {
+        let now = Instant::now();
+        let mut attendance = group(TIMEOUT, now);
+        assert_eq!(watch(&mut attendance, now, TIMEOUT / 2), None);
+        // Rank 0 looks first when the host goes on, and hears the others a moment later.
+        let later = now + 100 * TIMEOUT;
+        assert_eq!(attendance.end(later), None, "none is lost");
+        attendance.take(said(2, &FromMember::Finished), later);
+        assert_eq!(watch(&mut attendance, later, TIMEOUT / 4), None, "the other one computes on");
+    }
+
+    #[test]
+    fn a_job_without_servers_whose_workers_are_silent_says_that() {
+        let now = Instant::now();
+        let end = watch(&mut group(TIMEOUT, now), now, 2 * TIMEOUT);
+        let expected = "worker 0 said nothing within 10s; look at its output, or use a longer timeout";
+        assert_eq!(abort(end), expected);
+        // Each worker is given more than so short a timeout.
+        let end = watch(&mut group(SILENCE_LEAST / 40, now), now, 2 * SILENCE_LEAST);
+        let expected = "worker 0 said nothing within 4s; look at its output, or use a longer timeout";
+        assert_eq!(abort(end), expected);
+    }
+
+    #[test]
+    fn a_worker_that_is_lost_and_back_between_two_reports_is_in() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        let mut server = EndOnly::default();
+        let mut report = |joined| {
+            let message = server.serves(vec![0, 1], vec![0, 1], joined);
+            message.map(|message| HubEvent::Said(MemberId(1), message))
+        };
+        attendance.take(report(2).unwrap(), now);
+        assert_eq!(report(2), None, "rank 0 knows that");
+        attendance.take(left(3, MemberRole::Worker, 1), now);
+        attendance.take(HubEvent::Joined(member(4, MemberRole::Worker, 1)), now);
+        // The server has let the old one go and the new one in since.
+        attendance.take(report(3).expect("a worker has joined"), now);
+        attendance.take(said(2, &FromMember::Finished), now);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT), None, "the other one computes on");
+        attendance.take(said(4, &FromMember::Finished), now + 2 * TIMEOUT);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT), Some(FromCoordinator::Over));
     }
 
     #[test]

@@ -57,9 +57,9 @@ pub trait Conversation: Send + 'static {
     fn failed(&mut self, why: ErrorReport) -> Vec<u8>;
 
     /// Gives the message that these workers are in at the server of this process, and that those have ever come to it,
-    /// unless rank 0 knows that.
-    fn serves(&mut self, workers: Vec<u32>, come: Vec<u32>) -> Option<Vec<u8>> {
-        let _ = (workers, come);
+    /// unless rank 0 knows that. Workers have joined that server `joined` times in all.
+    fn serves(&mut self, workers: Vec<u32>, come: Vec<u32>, joined: u64) -> Option<Vec<u8>> {
+        let _ = (workers, come, joined);
         None
     }
 

@@ -56,8 +56,9 @@ pub(super) struct EndOnly {
     /// This worker has told rank 0 that it has finished.
     finished: bool,
     /// The workers of which rank 0 was told that they are in at the server of this process, and that they have ever
-    /// come to it.
-    workers: (Vec<u32>, Vec<u32>),
+    /// come to it, and how often workers had joined it by then: one that was lost and is back leaves both lists as they
+    /// are, and rank 0 is to hear that it is in again.
+    workers: (Vec<u32>, Vec<u32>, u64),
     /// The time between two words that this process lives, and when it said the last one.
     alive: Option<(Duration, Instant)>,
 }
@@ -99,8 +100,8 @@ impl Conversation for EndOnly {
         encode(&FromMember::Failed(why.to_string()))
     }
 
-    fn serves(&mut self, workers: Vec<u32>, come: Vec<u32>) -> Option<Vec<u8>> {
-        let told = (workers, come);
+    fn serves(&mut self, workers: Vec<u32>, come: Vec<u32>, joined: u64) -> Option<Vec<u8>> {
+        let told = (workers, come, joined);
         (self.workers != told).then(|| {
             self.workers.clone_from(&told);
             encode(&FromMember::Workers { workers: told.0, come: told.1 })

@@ -61,7 +61,7 @@ impl HostThread {
                 }
             }
             drop(server);
-            member.tell(|conversation| conversation.serves(Vec::new(), Vec::new()));
+            member.tell(|conversation| conversation.serves(Vec::new(), Vec::new(), 0));
         };
         let thread = OwnThread::start("slackline-host", serve);
         let thread = thread.map_err(|source| Error::Thread { what: "the server of this host", source })?;

@@ -55,10 +55,11 @@ fn numbers(identities: impl Iterator<Item = u64>) -> Vec<u32> {
 
 impl<C: Conversation> JobMember<C> {
     /// Tells rank 0 which workers are in at a server of this process, and which have ever come to it, if these are
-    /// others than it was told the last time.
+    /// others than it was told the last time, or a worker has joined since.
     pub(super) fn tell_workers(&self, server: &Server<Mixed>) {
         let (workers, come) = (numbers(server.worker_identities()), numbers(server.joined_identities()));
-        if let Some(message) = self.with(|conversation| conversation.serves(workers, come)) {
+        let joined = server.status().joined;
+        if let Some(message) = self.with(|conversation| conversation.serves(workers, come, joined)) {
             self.send(message);
         }
     }

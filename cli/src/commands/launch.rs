@@ -150,8 +150,13 @@ pub(crate) fn run_rank(args: &LaunchRankArgs) -> ExitCode {
     let Ok(line) = io::stdin().as_fd().try_clone_to_owned() else { return ExitCode::FAILURE };
     let error = become_program(args);
     // A parent that is gone does not need to know.
-    let _unheard = writeln!(File::from(line), "{error}");
+    let _unheard = say(&mut File::from(line), &error);
     ExitCode::FAILURE
+}
+
+/// Writes the error in one piece: all processes have the same line, and their errors are not to mix.
+fn say(line: &mut impl Write, error: &io::Error) -> io::Result<()> {
+    line.write_all(format!("{error}\n").as_bytes())
 }
 
 /// Returns only if it cannot.
@@ -210,5 +215,29 @@ impl Drop for Processes {
                 let _status = child.wait();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_errors_of_several_processes_do_not_mix_in_their_line() {
+        /// Keeps what each write brings.
+        struct Writes(Vec<String>);
+        impl Write for Writes {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.push(String::from_utf8_lossy(bytes).into());
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut writes = Writes(Vec::new());
+        say(&mut writes, &io::Error::from_raw_os_error(2)).unwrap();
+        assert_eq!(writes.0, ["No such file or directory (os error 2)\n"]);
     }
 }

@@ -57,7 +57,7 @@ impl NodeRole {
 /// The state of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
-    /// It has been met, and is not in yet.
+    /// It is awaited, or has been met and is not in yet.
     Joining,
     /// It is in.
     Up,

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use super::super::plan::Role;
 use super::super::rendezvous::{HubEvent, MemberId};
 use super::LAST_CHECKPOINT_WITHIN;
-use super::caller::{Caller, CoordinatorError};
+use super::caller::{Caller, CoordinatorError, Wish};
 use super::coordinator::Coordinator;
-use super::entries::ServerEntry;
+use super::entries::{Members, ServerEntry};
 use super::orders::{Body, Message, Order, json, read};
 use super::reports::Origin;
 
@@ -25,8 +25,20 @@ pub(super) struct Disk {
     failed: u64,
     told: u64,
     error: Option<String>,
+    /// Its incarnation has begun: it has something to keep.
+    serves: bool,
+    /// A checkpoint was asked for while it was not here.
+    wanted: bool,
     /// The server has written its last checkpoint.
     closed: bool,
+}
+
+impl Disk {
+    /// Another incarnation has joined, and is still to begin. True if a checkpoint was asked for before it came.
+    pub(super) fn begin_again(&mut self) -> bool {
+        self.serves = false;
+        std::mem::take(&mut self.wanted)
+    }
 }
 
 impl<C: Caller> Coordinator<C> {
@@ -39,6 +51,9 @@ impl<C: Caller> Coordinator<C> {
             return self.caller.warn("asked for a checkpoint, and the servers of this job keep none");
         }
         self.order_servers(&Order::Checkpoint);
+        for (shard, server) in (0..).zip(&mut self.servers) {
+            server.disk.wanted = self.roster.member(Role::Server(shard)).is_none();
+        }
         self.caller.tell("checkpoints are written, as was asked for");
     }
 
@@ -61,7 +76,7 @@ impl<C: Caller> Coordinator<C> {
     /// A server says what it begins with.
     pub(super) fn hear_origin(&mut self, shard: usize, origin: Option<Origin>) {
         let server = &mut self.servers[shard];
-        server.disk.closed = false;
+        (server.disk.serves, server.disk.closed) = (true, false);
         server.disk.began = origin.as_ref().map(|origin| origin.version);
         let begins_again = server.disk.first.is_some();
         server.disk.first.get_or_insert(server.disk.began);
@@ -133,24 +148,43 @@ impl<C: Caller> Coordinator<C> {
         )
     }
 
-    /// Has all servers write their last checkpoint, and waits for that, at most `within`. Checkpoints that are not
-    /// written count as failed.
+    /// The longest wait for last checkpoints where the job is to end soon.
+    pub(super) fn last_checkpoint_within(&self) -> Duration {
+        self.plan.timeout().min(LAST_CHECKPOINT_WITHIN)
+    }
+
+    /// The first server that still has a last checkpoint to write. One that has not begun has nothing to keep.
+    fn first_to_close(&self) -> Option<usize> {
+        self.open_servers().map(|(shard, _)| shard).find(|shard| self.servers[*shard].disk.serves)
+    }
+
+    /// Has all servers write their last checkpoint, and waits for that, at most `within`, or [`LAST_CHECKPOINT_WITHIN`]
+    /// after the caller wishes [`Wish::Stop`]. Checkpoints that are not written count as failed. A second call does
+    /// nothing.
     pub fn close(&mut self, within: Duration) {
-        if !self.keeps_checkpoints() {
+        if !self.keeps_checkpoints() || std::mem::replace(&mut self.is_closing, true) {
             return;
         }
         self.order_servers(&Order::Close);
-        let deadline = Instant::now() + within;
-        while self.open_servers().next().is_some() && Instant::now() < deadline {
+        let (mut deadline, mut told) = (Instant::now() + within, within);
+        let mut is_hurried = false;
+        while self.first_to_close().is_some() && Instant::now() < deadline {
             self.hub.wait(LOOK_EVERY);
+            let members = Members { roster: &self.roster, servers: &self.servers, workers: &self.workers };
+            if !is_hurried && matches!(self.caller.turn(&members), Ok(Wish::Stop) | Err(_)) {
+                is_hurried = true;
+                let hurried = Instant::now() + self.last_checkpoint_within();
+                if hurried < deadline {
+                    (deadline, told) = (hurried, self.last_checkpoint_within());
+                }
+            }
             while let Some((who, event)) = self.roster.poll(&mut self.hub) {
                 self.hear_closing(who, event);
             }
         }
-        let first = self.open_servers().next();
-        if let Some((shard, _)) = first {
+        if let Some(shard) = self.first_to_close() {
             let wrote = self.newest_on_disk(shard);
-            let error = format!("the last checkpoint was not written within {within:?}; {wrote}");
+            let error = format!("the last checkpoint was not written within {told:?}; {wrote}");
             self.hear_failure(shard, 1, &error);
         }
     }
@@ -165,6 +199,9 @@ impl<C: Caller> Coordinator<C> {
                     self.hear_failure(shard, count, &error);
                 }
                 Ok(Body::Json(Message::Closed(newest))) => self.hear_close(shard, newest),
+                Ok(Body::Json(Message::Began(origin))) if !self.servers[shard].disk.closed => {
+                    self.hear_origin(shard, origin);
+                }
                 Ok(Body::Json(Message::Failed(error))) => {
                     self.roster.forget(who, Instant::now());
                     self.hear_failure(shard, 1, &error.to_string());
@@ -180,7 +217,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// The caller wishes the end: servers write their last checkpoints first.
     pub(super) fn stopped(&mut self) -> C::Error {
-        self.close(self.plan.timeout().min(LAST_CHECKPOINT_WITHIN));
+        self.close(self.last_checkpoint_within());
         let disks: Vec<_> = (0..self.servers.len()).map(|shard| self.newest_on_disk(shard)).collect();
         let (newest, resumable) = (disks.join(", "), self.can_resume());
         self.caller.explain(CoordinatorError::Stopped { newest, resumable })
@@ -203,9 +240,130 @@ impl<C: Caller> Coordinator<C> {
 
 #[cfg(all(test, feature = "tcp"))]
 mod tests {
-    use super::super::fixture::{Watches, coordination};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::fixture::{TIMEOUT, Watches, coordination};
     use super::super::reports::ServerReport;
+    use super::super::{CheckpointOrder, CoordinatedMember, MemberOptions};
     use super::*;
+    use crate::job::member::End;
+    use crate::job::rendezvous::MemberRole;
+    use crate::job::{JobPlan, Resume};
+
+    /// A job whose server keeps checkpoints, and that is not there yet.
+    fn keeping(timeout: Duration) -> Coordinator<Watches> {
+        let mut plan = coordination(4, 1);
+        plan.worker.plan = JobPlan::servers(1).timeout(timeout);
+        let order = plan.server.as_mut().unwrap();
+        order.checkpoint = Some(CheckpointOrder::new("folder".into(), 1, Resume::Never));
+        Coordinator::open(plan, Watches::default()).unwrap()
+    }
+
+    /// Lets the server join, which does nothing by itself.
+    fn join(job: &mut Coordinator<Watches>) -> CoordinatedMember {
+        let address = job.hub.address().to_string();
+        let (role, checkpoint) = (MemberRole::Server, Arc::new(AtomicBool::new(false)));
+        let options = MemberOptions {
+            role,
+            role_rank: Some(0),
+            rank: None,
+            secret: None,
+            checkpoint,
+            timeout: TIMEOUT,
+        };
+        let member = std::thread::scope(|scope| {
+            let joining = scope.spawn(|| CoordinatedMember::join(&address, options).unwrap());
+            turn_until(job, |_| joining.is_finished());
+            joining.join().unwrap()
+        });
+        turn_until(job, |job| job.roster.member(Role::Server(0)).is_some());
+        member
+    }
+
+    /// Lets the server join and begin.
+    fn serve(job: &mut Coordinator<Watches>) -> CoordinatedMember {
+        let member = join(job);
+        member.say(Message::Began(None));
+        turn_until(job, |job| job.servers[0].disk.serves);
+        member
+    }
+
+    fn turn_until(job: &mut Coordinator<Watches>, until: impl Fn(&Coordinator<Watches>) -> bool) {
+        let deadline = Instant::now() + TIMEOUT;
+        while !until(job) {
+            assert!(Instant::now() < deadline, "it does not happen");
+            job.turn().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_job_that_fails_has_its_servers_write_their_last_checkpoints() {
+        let mut job = keeping(TIMEOUT);
+        let member = &serve(&mut job);
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(move || {
+                while !member.closes() {
+                    assert_eq!(member.end(), None, "the end was told first");
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                member.say(Message::Closed(Some(7)));
+                member.wait_for_the_end()
+            });
+            job.abort("no reason");
+            assert_eq!(serving.join().unwrap(), End::Told("the job failed: no reason".into()));
+        });
+    }
+
+    #[test]
+    fn last_checkpoints_are_waited_for_once() {
+        let mut job = keeping(TIMEOUT);
+        let _silent = serve(&mut job);
+        job.close(Duration::ZERO);
+        assert_eq!(job.failed_checkpoints().0, 1);
+        job.close(Duration::ZERO);
+        assert_eq!(job.failed_checkpoints().0, 1, "it is not asked again");
+    }
+
+    #[test]
+    fn a_server_that_has_not_begun_has_no_last_checkpoint_to_wait_for() {
+        let mut job = keeping(TIMEOUT);
+        let member = join(&mut job);
+        job.close(Duration::ZERO);
+        assert_eq!(job.failed_checkpoints(), (0, None));
+        // Nor has one that is started again.
+        drop(member);
+        let mut job = keeping(TIMEOUT);
+        drop(serve(&mut job));
+        turn_until(&mut job, |job| job.roster.member(Role::Server(0)).is_none());
+        let _again = join(&mut job);
+        job.close(Duration::ZERO);
+        assert_eq!(job.failed_checkpoints(), (0, None));
+    }
+
+    #[test]
+    fn a_wish_to_stop_cuts_the_wait_for_last_checkpoints() {
+        let mut job = keeping(Duration::from_millis(100));
+        let _silent = serve(&mut job);
+        job.caller.stops = true;
+        job.close(Duration::from_secs(20));
+        let error = job.failed_checkpoints().1.unwrap();
+        assert!(error.contains("the last checkpoint was not written within 100ms"), "{error}");
+    }
+
+    #[test]
+    fn a_server_that_was_away_is_told_of_the_checkpoint_that_was_asked_for() {
+        let mut job = keeping(TIMEOUT);
+        job.ask_for_checkpoints();
+        let member = join(&mut job);
+        let deadline = Instant::now() + TIMEOUT;
+        while !member.wants_checkpoint() {
+            assert!(Instant::now() < deadline, "it is not told");
+            std::thread::sleep(LOOK_EVERY);
+        }
+        job.ask_for_checkpoints();
+        assert!(!job.servers[0].disk.wanted, "it is here, and is told at once");
+    }
 
     #[test]
     fn counters_that_a_server_tells_twice_never_overflow() {

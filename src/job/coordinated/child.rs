@@ -1,8 +1,11 @@
 //! The processes that a coordinator starts itself.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use super::super::plan::Role;
 
@@ -13,45 +16,47 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Process {
     role: Role,
     child: Child,
+    /// The coordinator has killed it: its end is no cause of anything.
+    killed: bool,
 }
 
 impl Process {
     /// Starts the process that is to have this role.
     pub(super) fn start(role: Role, mut command: Command) -> io::Result<Process> {
-        Ok(Process { role, child: command.spawn()? })
+        Ok(Process { role, child: command.spawn()?, killed: false })
     }
 
     /// Ends the process now.
     pub(super) fn kill(&mut self) {
-        // An error means that it is gone already.
-        let _ = self.child.kill();
-    }
-
-    /// The end of the process as a predicate, if it has ended.
-    pub(super) fn ended(&mut self) -> Option<String> {
-        match self.child.try_wait() {
-            Ok(None) => None,
-            Ok(Some(status)) => Some(describe(status)),
-            Err(error) => Some(format!("cannot be waited for: {error}")),
+        if let Ok(None) = self.child.try_wait() {
+            self.killed = true;
+            // An error means that it is gone already.
+            let _ = self.child.kill();
         }
     }
 
-    /// The end of the process as a predicate; it is given a moment for it, but no choice.
-    pub(super) fn wait(&mut self) -> String {
+    /// True if the process has ended.
+    pub(super) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// The end of the process as a predicate; it is given a moment for it, but no choice. `None` if this process had to
+    /// kill it: what made it do so is then the cause.
+    pub(super) fn wait(&mut self) -> Option<String> {
         let deadline = Instant::now() + LEAVE_WITHIN;
-        loop {
-            if let Some(how) = self.ended() {
-                return how;
+        while !self.has_ended() {
+            match Instant::now() < deadline {
+                true => std::thread::sleep(Duration::from_millis(1)),
+                false => {
+                    self.kill();
+                    break;
+                }
             }
-            if Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-                continue;
-            }
-            self.kill();
-            return match self.child.wait() {
-                Ok(status) => describe(status),
-                Err(error) => format!("cannot be waited for: {error}"),
-            };
+        }
+        match self.child.wait() {
+            Ok(status) if self.killed && status.signal() == Some(Signal::KILL.as_raw()) => None,
+            Ok(status) => Some(describe(status)),
+            Err(error) => Some(format!("cannot be waited for: {error}")),
         }
     }
 }
@@ -66,7 +71,6 @@ impl Drop for Process {
 }
 
 fn describe(status: ExitStatus) -> String {
-    use std::os::unix::process::ExitStatusExt;
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("was killed by signal {signal}"),
         (None, Some(code)) => format!("ended with code {code}"),

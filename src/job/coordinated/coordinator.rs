@@ -48,6 +48,8 @@ pub struct Coordinator<C: Caller> {
     pub(super) workers: Vec<WorkerEntry>,
     /// The caller has what it wanted of the job.
     is_enough: bool,
+    /// The servers were asked for their last checkpoints.
+    pub(super) is_closing: bool,
 }
 
 impl<C: Caller> Coordinator<C> {
@@ -83,6 +85,7 @@ impl<C: Caller> Coordinator<C> {
             servers: (0..servers).map(|_| ServerEntry::default()).collect(),
             workers: (0..workers).map(|_| WorkerEntry::default()).collect(),
             is_enough: false,
+            is_closing: false,
         })
     }
 
@@ -259,9 +262,12 @@ impl<C: Caller> Coordinator<C> {
     /// Tells a member that has joined its order.
     fn welcome(&mut self, who: Role, member: &Member) {
         let returns = member.generation > 0;
+        let mut is_asked = false;
         let order = match who {
             Role::Server(shard) => {
-                self.servers[shard as usize].told = 0;
+                let server = &mut self.servers[shard as usize];
+                server.told = 0;
+                is_asked = server.disk.begin_again();
                 self.serve_order(shard as usize, returns)
             }
             Role::Worker(worker) => {
@@ -273,6 +279,9 @@ impl<C: Caller> Coordinator<C> {
             }
         };
         self.hub.say(member.id, &json(&order));
+        if is_asked {
+            self.hub.say(member.id, &json(&Order::Checkpoint));
+        }
         self.tell_values();
     }
 
@@ -362,6 +371,8 @@ impl<C: Caller> Coordinator<C> {
             }
             (Role::Server(shard), Message::Closed(newest)) => self.hear_close(shard as usize, newest),
             (Role::Server(_), Message::Failed(error)) => {
+                // It writes no checkpoint any more.
+                self.roster.forget(who, Instant::now());
                 return Err(self.caller.explain(CoordinatorError::Server { server: who, error }));
             }
             (Role::Server(_), other) => {

@@ -93,8 +93,10 @@ pub struct Members<'a> {
 /// The presence of a member at the coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It is not here, or no more.
+    /// It was never here.
     Absent,
+    /// It was here, and is no more.
+    Lost,
     /// It has joined and is not ready.
     Joining,
     /// It serves, or trains.
@@ -146,6 +148,7 @@ impl<'a> Members<'a> {
         let presence = move |role, up: bool| match (roster.member(role), up) {
             (Some(_), true) => Presence::Up,
             (Some(_), false) => Presence::Joining,
+            (None, _) if roster.lost_since(role).is_some() => Presence::Lost,
             (None, _) => Presence::Absent,
         };
         let server = move |(shard, entry): (u32, &ServerEntry)| Peer {
@@ -164,5 +167,23 @@ impl<'a> Members<'a> {
             bytes_told: 4 * entry.told as u64,
         };
         (0..).zip(self.servers).map(server).chain((0..).zip(self.workers).map(worker))
+    }
+}
+
+#[cfg(all(test, feature = "tcp"))]
+mod tests {
+    use super::super::Coordinator;
+    use super::super::fixture::{WORKERS, Watches, coordination};
+    use super::*;
+
+    #[test]
+    fn a_member_that_never_came_is_not_among_the_lost() {
+        let mut job = Coordinator::open(coordination(4, 1), Watches::default()).unwrap();
+        let presences = |job: &mut Coordinator<Watches>| {
+            job.parts().1.peers().map(|peer| peer.presence).collect::<Vec<_>>()
+        };
+        assert_eq!(presences(&mut job), [Presence::Absent; 1 + WORKERS]);
+        job.roster.forget(Role::Server(0), std::time::Instant::now());
+        assert_eq!(presences(&mut job), [Presence::Lost, Presence::Absent, Presence::Absent]);
     }
 }

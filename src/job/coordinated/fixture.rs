@@ -15,10 +15,11 @@ use crate::transport::TransportKind;
 pub(super) const WORKERS: usize = 2;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts nothing, and keeps what it is warned of.
+/// Starts nothing, keeps what it is warned of, and may wish the job to stop.
 #[derive(Default)]
 pub(super) struct Watches {
     pub(super) warned: Vec<String>,
+    pub(super) stops: bool,
 }
 
 impl Caller for Watches {
@@ -39,7 +40,7 @@ impl Caller for Watches {
     }
 
     fn turn(&mut self, _: &Members<'_>) -> Result<Wish, CoordinatorError> {
-        Ok(Wish::GoOn)
+        Ok(if self.stops { Wish::Stop } else { Wish::GoOn })
     }
 }
 

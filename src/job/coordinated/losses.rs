@@ -60,7 +60,7 @@ impl<C: Caller> Coordinator<C> {
     pub(super) fn close_worker(&mut self, worker: usize, reason: &str) {
         let entry = &mut self.workers[worker];
         entry.serves.clear();
-        let how = entry.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
+        let how = end_of(&mut entry.process, reason);
         entry.lost.get_or_insert(Loss::Ended(how));
         // A worker that has finished stays until it is told to leave, but its gradients are in already.
         entry.state = if entry.state == ProcessState::Finished {
@@ -116,7 +116,7 @@ impl<C: Caller> Coordinator<C> {
         if !keeps_checkpoints || (own && entry.restarts >= self.plan.restarts) {
             return Err(self.lost_server(shard, Some(reason)));
         }
-        let how = entry.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
+        let how = end_of(&mut entry.process, reason);
         entry.address = None;
         entry.restarts += 1;
         let server = Role::Server(shard as u32);
@@ -204,8 +204,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// A run without one of its shards cannot go on. What the workers saw of it is told with it.
     pub(super) fn lost_server(&mut self, shard: usize, reason: Option<&str>) -> C::Error {
-        let how = self.servers[shard].process.as_mut().map(Process::wait);
-        let mut how = how.or(reason.map(str::to_owned)).unwrap_or_else(|| "is gone".into());
+        let mut how = end_of(&mut self.servers[shard].process, reason.unwrap_or("is gone"));
         let told = |job: &Self| {
             let done = |entry: &WorkerEntry| entry.state == ProcessState::Finished || entry.lost.is_some();
             job.workers.iter().all(done)
@@ -253,9 +252,19 @@ impl<C: Caller> Coordinator<C> {
     }
 }
 
+/// The end of a process as a predicate; `reason` says why it is lost. The coordinator kills a process of its own that
+/// does not end, and that is not the cause.
+fn end_of(process: &mut Option<Process>, reason: &str) -> String {
+    match process.as_mut().map(Process::wait) {
+        None => reason.to_owned(),
+        Some(Some(how)) => how,
+        Some(None) => format!("was lost and did not end by itself ({reason})"),
+    }
+}
+
 /// True if the coordinator started a process that has ended.
 fn has_ended(process: &mut Option<Process>) -> bool {
-    process.as_mut().is_some_and(|process| process.ended().is_some())
+    process.as_mut().is_some_and(Process::has_ended)
 }
 
 #[cfg(all(test, feature = "tcp"))]
@@ -325,6 +334,32 @@ mod tests {
         let mut process = Process::start(Role::Server(0), std::process::Command::new("true")).unwrap();
         process.wait();
         process
+    }
+
+    /// A process that would go on for long.
+    fn sleeping() -> Process {
+        let mut command = std::process::Command::new("sleep");
+        command.arg("1000");
+        Process::start(Role::Worker(0), command).unwrap()
+    }
+
+    #[test]
+    fn a_process_that_the_coordinator_had_to_kill_is_not_lost_for_that() {
+        let mut job = running();
+        job.workers[0].process = Some(sleeping());
+        job.close_worker(0, "its connection was closed");
+        let how = "was lost and did not end by itself (its connection was closed)";
+        assert_eq!(job.workers[0].lost, Some(Loss::ended(how)));
+        let mut process = sleeping();
+        process.kill();
+        assert_eq!(process.wait(), None);
+        let mut command = std::process::Command::new("sh");
+        let mut other = Process::start(Role::Worker(0), {
+            command.args(["-c", "kill -9 $$"]);
+            command
+        })
+        .unwrap();
+        assert_eq!(other.wait().as_deref(), Some("was killed by signal 9"), "by another process");
     }
 
     #[test]

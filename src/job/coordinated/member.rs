@@ -98,7 +98,7 @@ impl Conversation for Talk {
         json(&Message::Failed(why))
     }
 
-    fn serves(&mut self, workers: Vec<u32>, _come: Vec<u32>) -> Option<Vec<u8>> {
+    fn serves(&mut self, workers: Vec<u32>, _come: Vec<u32>, _joined: u64) -> Option<Vec<u8>> {
         (self.served.as_ref() != Some(&workers)).then(|| {
             self.served = Some(workers.clone());
             json(&Message::Workers(workers))

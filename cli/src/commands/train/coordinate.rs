@@ -12,7 +12,7 @@ use slackline::internals::job::ErrorReport;
 use slackline::internals::job::coordinated::{
     self, Caller, Coordinator, CoordinatorError, Gather, Gathered, Members, Parts, Wish, WorkerReport,
 };
-use slackline_lab::model::Evaluation;
+use slackline_lab::model::{self, Evaluation};
 
 use super::evaluate::{Evaluator, Event};
 use super::measure::{Measure, serve_metrics};
@@ -32,7 +32,8 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    pub(super) parameters: Vec<f32>,
+    /// The model is saved, if that was asked for.
+    pub(super) saved: Result<(), Failure>,
     pub(super) evaluation: Evaluation,
     /// Evaluation of the first worker's parameters and their distance from the mean, if each worker has its own
     /// parameters.
@@ -125,9 +126,13 @@ fn conduct(
     let evaluation = plan.spec.evaluate(&parameters, &plan.task.test);
     let local = local.map(|(local, distance)| (plan.spec.evaluate(&local, &plan.task.test), distance));
     let time_to_target = job.parts().0.reached.map(|at| at.saturating_duration_since(begun));
+    // First, since it is what took the time: a process that is asked to end has little time for checkpoints.
+    let save = |path| model::save(path, &plan.spec, &parameters);
+    let saved = plan.save.as_deref().map_or(Ok(()), save);
+    let saved = saved.map_err(|error| Failure::failed(format!("--save {error}")));
     job.close(plan.timeout);
     let job = job.outcome();
-    Ok(Outcome { parameters, evaluation, local, versions, time_to_target, wall, job })
+    Ok(Outcome { saved, evaluation, local, versions, time_to_target, wall, job })
 }
 
 fn bring_home(plan: &Plan, job: &mut Coordinator<Run<'_>>) -> Result<Gathered, Failure> {

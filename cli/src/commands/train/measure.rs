@@ -52,8 +52,8 @@ fn peer(peer: Peer) -> PeerMetrics {
     };
     let state = match peer.presence {
         Presence::Up => PeerState::Up,
-        Presence::Joining => PeerState::Joining,
-        Presence::Absent => PeerState::Lost,
+        Presence::Absent | Presence::Joining => PeerState::Joining,
+        Presence::Lost => PeerState::Lost,
     };
     PeerMetrics { name, role, state, path: peer.transport, bytes_in: 0, bytes_out: peer.bytes_told }
 }

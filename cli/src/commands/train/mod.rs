@@ -27,21 +27,20 @@ mod values;
 
 use std::process::ExitCode;
 
-use slackline_lab::model;
-
 pub(crate) use args::TrainArgs;
 pub(crate) use member::{ServeArgs, WorkArgs, serve, work};
 
 use crate::failure::Failure;
 use crate::output;
-use coordinate::Outcome;
 use launch::ProcessPart;
 use plan::Plan;
 use show::Display;
 
 /// Runs `slackline train`.
 pub(crate) fn run(args: TrainArgs) -> ExitCode {
-    let coordinated = match launch::part(&args) {
+    // Heard from here on: a batch system may ask for a checkpoint while names are looked up or data is read.
+    let part = signals::checkpoint_requests().and_then(|_| launch::part(&args));
+    let coordinated = match part {
         Ok(ProcessPart::Coordinate(job)) => Plan::new(args, job).and_then(|plan| train(&plan)),
         Ok(ProcessPart::Take(part)) => return part.take(&args.job),
         Err(failure) => Err(failure),
@@ -74,20 +73,11 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     ));
     let outcome = coordinate::run(plan, &mut display)?;
     drop(display);
-    keep(plan, &outcome)?;
+    let (table, json) = (report::text(plan, &outcome), report::json(plan, &outcome));
+    // What cannot be written keeps nothing else back; the error is the first.
+    outcome.saved.and(output::give(&table, &json, plan.json.as_deref()))?;
     match &outcome.job.checkpoint_error {
         Some(error) if plan.strict_checkpoints => Err(Failure::failed(error)),
         _ => Ok(()),
     }
-}
-
-/// Writes everything that was asked for; the model first, since it is what took the time. What cannot be written keeps
-/// nothing else back; the error is the first.
-fn keep(plan: &Plan, outcome: &Outcome) -> Result<(), Failure> {
-    let saved = plan.save.as_deref().map_or(Ok(None), |path| {
-        let saved = model::save(path, &plan.spec, &outcome.parameters);
-        saved.map(|()| Some(path)).map_err(|error| Failure::failed(format!("--save {error}")))
-    });
-    let (table, json) = (report::text(plan, outcome, &saved), report::json(plan, outcome, &saved));
-    saved.and(output::give(&table, &json, plan.json.as_deref()))
 }

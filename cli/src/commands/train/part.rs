@@ -72,9 +72,9 @@ impl Part {
 
     fn join(self, args: &JobArgs) -> Result<Taken, Failure> {
         let Part { role, role_rank, address, rank, local_rank, metrics, timeout, quiet } = self;
-        let secret = args.secret.secret()?;
         // Every process of a job may be sent the signal, and it is no reason to die.
         let checkpoint = checkpoint_requests()?;
+        let secret = args.secret.secret()?;
         let node = match role {
             Role::Server => metrics::NodeRole::Server,
             Role::Worker | Role::Reader => metrics::NodeRole::Worker,

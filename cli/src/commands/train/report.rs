@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -14,10 +13,6 @@ use slackline_lab::table::{bars, number};
 
 use super::coordinate::Outcome;
 use super::plan::Plan;
-use crate::failure::Failure;
-
-/// The file that holds the model, if there is one.
-type Saved<'a> = Result<Option<&'a Path>, Failure>;
 
 /// Most bars: wider histograms have several counts to a bar.
 const BARS_MAX: usize = 16;
@@ -113,7 +108,7 @@ struct JsonWorker<'a> {
 }
 
 /// One line of JSON.
-pub(super) fn json(plan: &Plan, outcome: &Outcome, saved: &Saved<'_>) -> String {
+pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
     let workers = outcome.job.workers.iter().zip(&plan.factors).enumerate();
     let json = Json {
         model: plan.spec.kind().to_string(),
@@ -153,7 +148,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome, saved: &Saved<'_>) -> String 
         wall_s: outcome.wall.as_secs_f64(),
         versions: outcome.versions,
         versions_per_s: rate(outcome),
-        saved: saved.as_ref().ok().copied().flatten().map(|path| path.display().to_string()),
+        saved: plan.save.as_ref().filter(|_| outcome.saved.is_ok()).map(|path| path.display().to_string()),
         evicted: lost(outcome),
         server_restarts: &outcome.job.restarts,
         lost_updates: outcome.job.lost_updates,
@@ -211,7 +206,7 @@ fn lost(outcome: &Outcome) -> usize {
 }
 
 /// The closing table, at most 100 columns wide unless numbers are out of all proportion.
-pub(super) fn text(plan: &Plan, outcome: &Outcome, saved: &Saved<'_>) -> String {
+pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     let header = ["worker", "clocks", "compute", "wait", "published", "pulled", "retries", "staleness"];
     let mut rows = vec![header.map(String::from).to_vec()];
     let shown = outcome.job.workers.iter().zip(&plan.factors).enumerate().take(ROWS_MAX);
@@ -307,12 +302,12 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome, saved: &Saved<'_>) -> String 
         let s = if failed == 1 { "" } else { "s" };
         let _ = writeln!(text, "warning: {failed} checkpoint{s} could not be written: {error}");
     }
-    match saved {
-        Ok(Some(path)) => {
+    match (&outcome.saved, &plan.save) {
+        (Ok(()), Some(path)) => {
             let _ = writeln!(text, "saved to {}", path.display());
         }
-        Ok(None) => text.push_str("not saved (--save FILE keeps the model)\n"),
-        Err(_) => text.push_str("not saved\n"),
+        (Ok(()), None) => text.push_str("not saved (--save FILE keeps the model)\n"),
+        (Err(_), _) => text.push_str("not saved\n"),
     }
     text
 }

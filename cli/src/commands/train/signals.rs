@@ -1,20 +1,20 @@
 //! Signals to the processes of a job: SIGUSR1 asks for a checkpoint, SIGINT and SIGTERM for a last one before the end.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{flag, low_level};
 
 use crate::failure::Failure;
 
-/// Returns a flag that is true once this process was sent SIGUSR1, which asks for a checkpoint. Batch systems send it
-/// before they take a host away.
+/// Returns the flag of this process that is true once it was sent SIGUSR1, which asks for a checkpoint. Batch systems
+/// send it before they take a host away.
 pub(super) fn checkpoint_requests() -> Result<Arc<AtomicBool>, Failure> {
-    let wanted = Arc::new(AtomicBool::new(false));
-    flag::register(SIGUSR1, Arc::clone(&wanted))
+    static WANTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+    flag::register(SIGUSR1, Arc::clone(&WANTED))
         .map_err(|error| Failure::failed(format!("cannot listen for SIGUSR1: {error}")))?;
-    Ok(wanted)
+    Ok(Arc::clone(&WANTED))
 }
 
 /// Remembers the first SIGINT or SIGTERM; the second ends the process at once.
