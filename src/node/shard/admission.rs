@@ -98,7 +98,8 @@ impl<T: Transport> Shard<T> {
         events: &mut Vec<ShardEvent>,
     ) {
         let PreparedPeer { incoming, hello, inbox, grants } = newcomer;
-        let smallest = clock;
+        // What a checkpoint says: during a fold the scheme's own can be far ahead of it.
+        let announced = clock.min(self.frames.smallest_clock());
         let (worker, identity, session) = match hello.role {
             PeerRole::Worker { identity, session, .. } => (true, identity, session),
             _ => (false, 0, 0),
@@ -169,7 +170,7 @@ impl<T: Transport> Shard<T> {
                             checked,
                         });
                         if worker {
-                            self.taken.join(identity, smallest);
+                            self.taken.join(identity, announced);
                         }
                         if let (Some((shard, _)), Some(decider), Some(from)) =
                             (follows, &mut self.decider, welcome.decided)
