@@ -1,6 +1,8 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
 mod arrivals;
+#[cfg(all(test, feature = "checkpoint"))]
+mod bound_tests;
 mod driving;
 mod finite;
 mod folding;
@@ -84,12 +86,14 @@ struct FoldSource {
     session: u64,
     /// The clock that the worker began at.
     began: Clock,
+    /// Workers beside it whose gradients are in the share, once the fold counts: the worker may leave before its end.
+    others: u32,
 }
 
 impl FoldSource {
     fn of<E>(peer: &ShardPeer<E>) -> FoldSource {
         let ShardPeer { generation, identity, session, began, .. } = *peer;
-        FoldSource { inbox: peer.inbox.clone(), generation, identity, session, began }
+        FoldSource { inbox: peer.inbox.clone(), generation, identity, session, began, others: 0 }
     }
 }
 

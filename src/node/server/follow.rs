@@ -281,7 +281,7 @@ impl<T: Transport> Server<T> {
     pub(super) fn keep_departed(&mut self, peer: u16, gone: Gone, state: &WorkerState) {
         let Some(following) = self.following.as_mut().filter(|_| gone.is_honest) else { return };
         let Gone { inbox, generation, identity, session, began, .. } = gone;
-        let source = FoldSource { inbox, generation, identity, session, began };
+        let source = FoldSource { inbox, generation, identity, session, began, others: 0 };
         let look = following.link.as_ref().map_or(0, |link| link.follow.next_look());
         let (arrived, consumed) = (state.arrived, state.consumed);
         following.departed.push(Departed { peer, source, arrived, consumed, look });
@@ -413,6 +413,7 @@ impl<T: Transport> Server<T> {
             self.work.learning_rate = self.next_rate();
         }
         self.work.bound = true;
+        self.bind_sums();
         let Some(decider) = &mut self.shard.decider else { return };
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
             let ordinal = share.gradient.clock.get().saturating_sub(source.began.get());
