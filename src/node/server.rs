@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use self::sums::Sums;
-use super::checkpoint::{CheckpointIdentity, Checkpointer};
+use super::checkpoint::{Checkpoint, CheckpointIdentity, Checkpointer};
 use super::folder::Folder;
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
@@ -195,6 +195,8 @@ struct IncarnationStart<'a> {
     applied: Applied,
     /// The text of what the scheme has learned.
     learned: Option<&'a str>,
+    /// The checkpoint that all of this is from, if it is.
+    from: Option<&'a Checkpoint>,
     /// The folder of a server that stands for its host; otherwise one that folds here.
     folder: Option<Box<dyn Folder>>,
 }
@@ -225,6 +227,7 @@ impl<T: Transport> Server<T> {
             folded: 0,
             applied: Applied::default(),
             learned: None,
+            from: None,
             folder: None,
         };
         Self::begin(transport, address, table, start, options)
@@ -362,7 +365,7 @@ impl<T: Transport> Server<T> {
                 scheme: options.scheme.to_string(),
                 optimizer: options.optimizer,
             };
-            Checkpointer::start(checkpoint, identity, start.version)
+            Checkpointer::start(checkpoint, identity, start.version, start.from)
         });
         let server = Server {
             scheme,
