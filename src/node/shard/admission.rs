@@ -173,9 +173,9 @@ impl<T: Transport> Shard<T> {
                             self.taken.join(identity, announced);
                         }
                         if let (Some((shard, _)), Some(decider), Some(from)) =
-                            (follows, &mut self.decider, welcome.decided)
+                            (follows, &mut self.decider, &welcome.decided)
                         {
-                            decider.follow(shard, from.next);
+                            decider.follow(shard, from);
                         }
                         tracing::info!(peer, worker, clock = clock.get(), "peer joined");
                         if let Some(resume) = &hello.resume {
