@@ -274,8 +274,8 @@ impl<T: Transport> Server<T> {
             return Err(Error::Option {
                 option: "workers",
                 value: options.workers.to_string(),
-                reason: "the scheme folds a gradient of each at once, of which a fold takes 1024, and 256 on a GPU: \
-                         use fewer, or a scheme that folds each alone (asp, ssp, essp)",
+                reason: "the scheme folds a gradient of each at once (delay(s) up to s + 1), of which a fold takes \
+                         1024, and 256 on a GPU: use fewer, or a scheme that folds each alone (asp, ssp, essp)",
             });
         }
         let is_sgd = matches!(options.optimizer, Optimizer::Sgd { .. });

@@ -266,7 +266,7 @@ impl<T: Transport> Shard<T> {
                 }
                 if self.peers.iter().flatten().filter(|peer| peer.worker).count() >= self.most_workers {
                     let reason = format!(
-                        "{} workers are in, and {text} folds a gradient of each at once, of which a fold takes no \
+                        "{} workers are in, and {text} folds gradients of each at once, of which a fold takes no \
                          more: use fewer workers, or a scheme that folds each alone (asp, ssp, essp)",
                         self.most_workers
                     );
