@@ -255,8 +255,8 @@ impl SchemeConfig {
         }
     }
 
-    /// Returns the most gradients that a server folds at once, however many workers there are; `None` if that is
-    /// [so many](Self::gradients_of_each) of each.
+    /// Returns the most gradients that a server folds at once, however many workers there are; `None` if it folds one
+    /// of each, or, where delays bring gradients of several rounds together, a few.
     #[doc(hidden)]
     pub const fn gradients_at_once(&self) -> Option<u16> {
         match *self {
