@@ -1,6 +1,8 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
 mod arrivals;
+#[cfg(all(test, feature = "checkpoint"))]
+mod bound_tests;
 mod driving;
 mod finite;
 mod folding;
@@ -21,7 +23,7 @@ use smallvec::SmallVec;
 use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use self::sums::Sums;
-use super::checkpoint::{CheckpointIdentity, Checkpointer};
+use super::checkpoint::{Checkpoint, CheckpointIdentity, Checkpointer};
 use super::folder::Folder;
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
@@ -84,12 +86,14 @@ struct FoldSource {
     session: u64,
     /// The clock that the worker began at.
     began: Clock,
+    /// Workers beside it whose gradients are in the share, once the fold counts: the worker may leave before its end.
+    others: u32,
 }
 
 impl FoldSource {
     fn of<E>(peer: &ShardPeer<E>) -> FoldSource {
         let ShardPeer { generation, identity, session, began, .. } = *peer;
-        FoldSource { inbox: peer.inbox.clone(), generation, identity, session, began }
+        FoldSource { inbox: peer.inbox.clone(), generation, identity, session, began, others: 0 }
     }
 }
 
@@ -191,6 +195,8 @@ struct IncarnationStart<'a> {
     applied: Applied,
     /// The text of what the scheme has learned.
     learned: Option<&'a str>,
+    /// The checkpoint that all of this is from, if it is.
+    from: Option<&'a Checkpoint>,
     /// The folder of a server that stands for its host; otherwise one that folds here.
     folder: Option<Box<dyn Folder>>,
 }
@@ -229,6 +235,7 @@ impl<T: Transport> Server<T> {
             folded: 0,
             applied: Applied::default(),
             learned: None,
+            from: None,
             folder: None,
         };
         Self::begin(transport, address, table, start, options)
@@ -275,8 +282,8 @@ impl<T: Transport> Server<T> {
             return Err(Error::Option {
                 option: "workers",
                 value: options.workers.to_string(),
-                reason: "the scheme folds a gradient of each at once, of which a fold takes 1024, and 256 on a GPU: \
-                         use fewer, or a scheme that folds each alone (asp, ssp, essp)",
+                reason: "the scheme folds a gradient of each at once (delay(s) up to s + 1), of which a fold takes \
+                         1024, and 256 on a GPU: use fewer, or a scheme that folds each alone (asp, ssp, essp)",
             });
         }
         let is_sgd = matches!(options.optimizer, Optimizer::Sgd { .. });
@@ -366,7 +373,7 @@ impl<T: Transport> Server<T> {
                 scheme: options.scheme.to_string(),
                 optimizer: options.optimizer,
             };
-            Checkpointer::start(checkpoint, identity, start.version)
+            Checkpointer::start(checkpoint, identity, start.version, start.from)
         });
         let server = Server {
             scheme,

@@ -56,12 +56,11 @@ impl Taken {
         self.workers.get(&identity).map_or(self.others, |entry| entry.taken)
     }
 
-    /// A worker is connected. Identities that are gone and could not begin earlier than at `smallest` are forgotten.
-    pub(super) fn join(&mut self, identity: u64, smallest: Clock) {
-        let others = self.others;
-        let entry = self.workers.entry(identity);
-        entry.or_insert(TakenClocks { taken: others, applied: others, present: false }).present = true;
-        self.workers.retain(|_, entry| entry.present || entry.taken > smallest);
+    /// A worker is connected. Identities that are gone and that the clock `announced` says as much of are forgotten: it
+    /// is the smallest one that a checkpoint would hold now, which may be behind that at which workers begin.
+    pub(super) fn join(&mut self, identity: u64, announced: Clock) {
+        self.entry(identity).present = true;
+        self.workers.retain(|_, entry| entry.present || entry.taken > announced);
         let mut departed: Vec<_> =
             self.workers.iter().filter(|(_, entry)| !entry.present).map(|(id, e)| (e.taken, *id)).collect();
         let excess = departed.len().saturating_sub(self.departed_max);
@@ -80,11 +79,17 @@ impl Taken {
         }
     }
 
-    /// The gradient of `clock` is part of a fold that counts.
+    /// The gradient of `clock` is part of a fold that counts. Its worker may be gone and forgotten: a server that
+    /// follows another one hears later what is decided.
     pub(super) fn take(&mut self, identity: u64, clock: Clock) {
-        if let Some(entry) = self.workers.get_mut(&identity) {
-            entry.taken = entry.taken.max(clock.next());
-        }
+        let entry = self.entry(identity);
+        entry.taken = entry.taken.max(clock.next());
+    }
+
+    fn entry(&mut self, identity: u64) -> &mut TakenClocks {
+        let others = self.others;
+        let entry = self.workers.entry(identity);
+        entry.or_insert(TakenClocks { taken: others, applied: others, present: false })
     }
 
     /// Gradients of clocks before this one are in the parameters, or were dropped, whatever their worker.
@@ -97,9 +102,9 @@ impl Taken {
 
     /// Records the end of that fold: the gradient is applied.
     pub(super) fn apply(&mut self, identity: u64, clock: Clock) {
-        if let Some(entry) = self.workers.get_mut(&identity) {
-            entry.applied = entry.applied.max(clock.next());
-        }
+        let entry = self.entry(identity);
+        entry.taken = entry.taken.max(clock.next());
+        entry.applied = entry.applied.max(clock.next());
     }
 
     /// Returns the clocks for a checkpoint of the newest version, whose smallest clock is `smallest`.

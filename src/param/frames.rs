@@ -328,6 +328,11 @@ impl Frames {
         memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.get(), Release);
     }
 
+    /// Returns the smallest clock that was announced last.
+    pub(crate) fn smallest_clock(&self) -> Clock {
+        Clock::new(self.control.as_volatile().load(ControlLayout::SMALLEST_CLOCK, Relaxed))
+    }
+
     /// Beats the owner's heart.
     pub fn beat(&self, count: u64) {
         self.control.as_volatile().store(ControlLayout::HEARTBEAT, count, Relaxed);

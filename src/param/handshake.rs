@@ -239,6 +239,8 @@ impl PeerHello {
             joiner.check()?;
         }
         if let Some(resume) = &hello.resume {
+            // What it says is counted: a peer that only reads, whose secret may open no more, has nothing to say.
+            check(matches!(hello.role, PeerRole::Worker { .. }), "the progress of a peer that is no worker")?;
             check(resume.clock <= WorkerProgress::CLOCK_MAX, "a clock that no worker can have reached")?;
             check(resume.version <= super::Latest::VERSION_MAX, "a version that no worker can have seen")?;
         }
@@ -521,7 +523,9 @@ mod tests {
             epoch: 1,
             version: super::super::Latest::VERSION_MAX,
         };
-        let hello = |resume| PeerHello { resume: Some(resume), ..PeerRole::Reader.into() };
+        let (encoding, identity, session) = (Encoding::F32, 1, 2);
+        let role = PeerRole::Worker { encoding, scheme: "bsp".into(), identity, session };
+        let hello = |resume| PeerHello { resume: Some(resume), ..role.clone().into() };
         assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_ok());
         for resume in [
             WorkerProgress { clock: resume.clock.next(), ..resume },
@@ -529,6 +533,26 @@ mod tests {
             WorkerProgress { version: resume.version.next(), ..resume },
         ] {
             assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_err(), "{resume:?}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_no_worker_tells_of_no_progress() {
+        let scheme = || "ssp(3)".to_owned();
+        let is_heard = |role: PeerRole| {
+            let resume = WorkerProgress { clock: Clock::new(5), epoch: 6, version: Version::new(7) };
+            let hello = PeerHello { resume: Some(resume), ..role.into() };
+            PeerHello::decode(&hello.encode(), &[]).is_ok()
+        };
+        let (encoding, identity, session) = (Encoding::F32, 1, 2);
+        assert!(is_heard(PeerRole::Worker { encoding, scheme: scheme(), identity, session }));
+        for role in [
+            PeerRole::Inquirer,
+            PeerRole::Joiner(joiner_sample()),
+            PeerRole::Reader,
+            PeerRole::Follower { scheme: scheme(), shard: 1, followed: None },
+        ] {
+            assert!(!is_heard(role.clone()), "{role:?}");
         }
     }
 

@@ -86,6 +86,8 @@ pub(super) struct AbsServer {
     k: u64,
     first_loss: Option<f64>,
     interval: LossInterval,
+    /// By worker: the version of the last gradient that came from it.
+    answered: Vec<Option<Version>>,
     /// The workers that compute, and for each a version that it is not behind.
     computing: VersionOrder,
     /// Gradients that were not too stale when they came, in order of arrival.
@@ -105,6 +107,7 @@ impl AbsServer {
             k: u64::from(rules.wait_for.k()),
             first_loss: None,
             interval: LossInterval::default(),
+            answered: Vec::new(),
             computing: VersionOrder::default(),
             admitted: VecDeque::new(),
             taken: Vec::new(),
@@ -124,6 +127,11 @@ impl AbsServer {
 
     fn arrive(&mut self, gradient: GradientId, base: Version) {
         self.computing.remove(gradient.worker);
+        let answered = &mut self.answered[gradient.worker.index()];
+        // A worker takes no older version than it has had. One that says so would have this gradient dropped before its
+        // earlier one is folded in, and the smallest clock would pass both.
+        let base = answered.map_or(base, |before| base.max(before));
+        *answered = Some(base);
         if self.is_too_stale(base) {
             self.late.push_back(gradient);
         } else {
@@ -205,6 +213,11 @@ impl ServerScheme for AbsServer {
         match event {
             ServerEvent::Joined { worker, clock, returns } => {
                 if self.members.join_into(worker, clock, returns, &mut self.folded) {
+                    let index = worker.index();
+                    if self.answered.len() <= index {
+                        self.answered.resize(index + 1, None);
+                    }
+                    self.answered[index] = None;
                     self.computing.join(worker, self.newest);
                 }
             }
@@ -340,6 +353,7 @@ impl VersionOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheme::Statistics;
 
     #[test]
     fn the_line_is_in_order_whoever_leaves_it() {
@@ -386,6 +400,31 @@ mod tests {
         }
         server.adapt(Instant::ORIGIN, None);
         assert_eq!(server.k, 8);
+    }
+
+    #[test]
+    fn a_base_before_the_workers_last_one_moves_no_clock_past_what_waits() {
+        let rules = Rules { wait_for: WaitFor::Fixed(2), staleness: Some(1), shrink: Shrink::Fixed };
+        let mut server = with(2, rules);
+        server.newest = Version::new(9);
+        let mut arrive = |worker, clock, base| {
+            let gradient = GradientId { worker: WorkerId(worker), clock: Clock::new(clock) };
+            let base = Version::new(base);
+            let event = ServerEvent::Arrived { gradient, base, loss: None, magnitude: None };
+            server.handle_event(Instant::ORIGIN, event);
+        };
+        // The first worker uses both of its slots, and the other one is past both clocks.
+        for (worker, clock, base) in [(0, 0, 9), (0, 1, 0)] {
+            arrive(worker, clock, base);
+        }
+        server.folded.advance(WorkerId(1), Clock::new(5));
+        server.computing.join(WorkerId(1), Version::new(9));
+        let mut shares = Vec::new();
+        assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply), "none is dropped first");
+        assert_eq!(server.smallest_clock(), Clock::new(0), "neither is folded in yet");
+        let applied = ServerEvent::Applied { version: Version::new(10), statistics: Statistics::default() };
+        server.handle_event(Instant::ORIGIN, applied);
+        assert_eq!(server.smallest_clock(), Clock::new(2));
     }
 
     #[test]

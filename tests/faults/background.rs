@@ -78,6 +78,12 @@ fn within_its_bound_a_worker_waits_for_no_network_that_stands_still() {
         // One gradient at a time is on its way.
         let waited = step.publish_in_background(None, Duration::ZERO);
         assert!(matches!(waited, Err(Error::Deadline { .. })), "{waited:?}");
+        // Nor does a publish that waits send its own before that: it is abandoned, and the clock begins again.
+        let step = worker.step(Duration::ZERO).unwrap();
+        assert_eq!(step.view().clock.get(), 2);
+        let waited = step.publish(None, Duration::ZERO).unwrap_err();
+        let of_before = "publishing the gradient of the step before";
+        assert!(matches!(waited, Error::Deadline { operation, .. } if operation == of_before), "{waited}");
         proxy.set(Fault::None);
         for clock in 2..6 {
             assert_eq!(advance(&mut worker, PATIENCE).unwrap().clock.get(), clock);

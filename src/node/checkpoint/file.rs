@@ -63,8 +63,14 @@ pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result
     renamed.and_then(|()| sync_folder(file).map_err(failed))
 }
 
-/// Gives a file that is damaged another name, for people who look for the cause. One that was damaged earlier goes.
-pub(super) fn set_aside(file: &Path) -> Result<(), CheckpointError> {
+/// Gives a file that was found damaged another name, for people who look for the cause. One that was damaged earlier
+/// goes. Only under the lock of the record: another incarnation may have written a good one meanwhile, which stays.
+pub(super) fn set_damaged_aside(file: &Path) -> Result<(), CheckpointError> {
+    match read_one(file) {
+        Err(CheckpointError::Damaged { .. } | CheckpointError::Foreign { .. }) => {}
+        Err(error @ CheckpointError::Unreadable { .. }) => return Err(error),
+        _ => return Ok(()),
+    }
     let renamed = fs::rename(file, beside(file, ".damaged")?).and_then(|()| sync_folder(file));
     renamed.map_err(|source| CheckpointError::Write { file: file.to_owned(), source })
 }

@@ -109,19 +109,16 @@ impl Checkpoint {
         self.instead_of.as_deref()
     }
 
-    /// Moves the newest file away if it is damaged and this is the checkpoint before it: a server that goes on from
-    /// this one writes `newest`, and would otherwise first put the damaged file over the only good one.
-    ///
-    /// # Errors
-    /// The file cannot be renamed.
-    pub(super) fn set_damaged_aside(&self, newest: &Path) -> Result<(), CheckpointError> {
+    /// True if this is the checkpoint before `newest`, which was found damaged. A server that goes on from this one
+    /// and writes `newest` moves the damaged file away: it would otherwise first put that over the only good one.
+    pub(super) fn is_before_damaged(&self, newest: &Path) -> bool {
         let is_damaged =
             self.instead_of().is_some_and(|error| !matches!(error, CheckpointError::Missing { .. }));
         // The two paths may be spelled differently.
         let real = |path: &Path| path.canonicalize().ok();
         let previous = file::previous(newest).ok().and_then(|previous| real(&previous));
         let is_before = previous.is_some_and(|previous| Some(previous) == real(&self.file));
-        if is_damaged && is_before { file::set_aside(newest) } else { Ok(()) }
+        is_damaged && is_before
     }
 
     /// The file that it was read from.

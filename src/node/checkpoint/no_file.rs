@@ -13,15 +13,11 @@ pub(super) fn previous(file: &Path) -> Result<PathBuf, CheckpointError> {
     not_built(file)
 }
 
-pub(super) fn claim(file: &Path, _: u64) -> Result<(), CheckpointError> {
+pub(super) fn claim(file: &Path, _: u64, _: bool) -> Result<(), CheckpointError> {
     not_built(file)
 }
 
 pub(super) fn write(file: &Path, _: &Header, _: &[Vec<u8>]) -> Result<(), CheckpointError> {
-    not_built(file)
-}
-
-pub(super) fn set_aside(file: &Path) -> Result<(), CheckpointError> {
     not_built(file)
 }
 

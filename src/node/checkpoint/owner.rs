@@ -4,7 +4,8 @@
 //! there as it begins, and before it replaces the checkpoint it reads whether the epoch is still its own: a server that
 //! was stopped or cut off while its successor began leaves the successor's files alone. Each does so under an exclusive
 //! lock of the record, so that no incarnation begins between the question and the renames. The system releases the lock
-//! of a process that ends. On NFS, Linux takes it at the server, and reads the record from there once it holds it.
+//! of a process that ends, unless a child that was forked while it was held goes on. On NFS, Linux takes it at the
+//! server, and reads the record from there once it holds it.
 //!
 //! The epoch in the checkpoint itself is not asked: it tells nothing of a successor that has not written yet, and on
 //! NFS it may be a cache that says which file has that name. There is no `RENAME_NOREPLACE` or `RENAME_EXCHANGE` there.
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use super::CheckpointError;
 use super::file::beside;
+use crate::mem::ForkGuard;
 
 /// The longest wait for the lock, which is held for a few operations on the folder.
 const LOCK_WITHIN: Duration = Duration::from_secs(10);
@@ -29,11 +31,13 @@ const LOCK_WITHIN: Duration = Duration::from_secs(10);
 /// The time between two attempts to take it.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
-/// Makes the incarnation `epoch` the one that may write `file`, and removes what dead ones had not finished.
-pub(super) fn claim(file: &Path, epoch: u64) -> Result<(), CheckpointError> {
+/// Makes the incarnation `epoch` the one that may write `file`, and removes what dead ones had not finished. If it
+/// found the file damaged and goes on from the one before, the file is set aside.
+pub(super) fn claim(file: &Path, epoch: u64, was_damaged: bool) -> Result<(), CheckpointError> {
     let mut record = lock(file)?;
-    let claimed = write_epoch(&mut record, epoch).and_then(|()| remove_unfinished(file));
-    claimed.map_err(|source| CheckpointError::Write { file: file.to_owned(), source })
+    let claimed = write_epoch(&mut record.file, epoch).and_then(|()| remove_unfinished(file));
+    claimed.map_err(|source| CheckpointError::Write { file: file.to_owned(), source })?;
+    if was_damaged { super::file::set_damaged_aside(file) } else { Ok(()) }
 }
 
 /// Takes the lock of the record for as long as the result is kept.
@@ -41,25 +45,57 @@ pub(super) fn claim(file: &Path, epoch: u64) -> Result<(), CheckpointError> {
 /// # Errors
 /// [`CheckpointError::Superseded`] if another incarnation than `epoch` may write the file. One that finds no record,
 /// which a person may have removed, makes it again.
-pub(super) fn hold(file: &Path, epoch: u64) -> Result<File, CheckpointError> {
+pub(super) fn hold(file: &Path, epoch: u64) -> Result<LockedRecord, CheckpointError> {
     let mut record = lock(file)?;
-    let held = match read_epoch(&mut record) {
+    let held = match read_epoch(&mut record.file) {
         Ok(Some(owner)) if owner != epoch => {
             return Err(CheckpointError::Superseded { file: file.to_owned(), epoch, owner });
         }
         Ok(Some(_)) => Ok(()),
-        Ok(None) => write_epoch(&mut record, epoch),
+        Ok(None) => write_epoch(&mut record.file, epoch),
         Err(error) => Err(error),
     };
     held.map(|()| record).map_err(|source| CheckpointError::Write { file: file.to_owned(), source })
 }
 
+/// The record under its lock, which is given back at the end of this.
+///
+/// To close the record is not enough: a child that was forked meanwhile has the open file, too, and the lock would last
+/// as long as the child.
+#[derive(Debug)]
+pub(super) struct LockedRecord {
+    file: File,
+    guard: ForkGuard,
+}
+
+impl LockedRecord {
+    fn new(file: File) -> LockedRecord {
+        LockedRecord { file, guard: ForkGuard::new() }
+    }
+
+    /// The same open file, as a child that is forked now has it.
+    #[cfg(test)]
+    pub(super) fn open_file(&self) -> File {
+        self.file.try_clone().expect("another descriptor")
+    }
+}
+
+impl Drop for LockedRecord {
+    fn drop(&mut self) {
+        // In a forked child it is the lock of the parent, which is still at work.
+        if !self.guard.is_inherited() {
+            // One that cannot be given back ends with the last process that has the file open.
+            let _ = self.file.unlock();
+        }
+    }
+}
+
 /// Takes the lock of the record, which is made if it is not there.
-pub(super) fn lock(file: &Path) -> Result<File, CheckpointError> {
+pub(super) fn lock(file: &Path) -> Result<LockedRecord, CheckpointError> {
     lock_within(file, LOCK_WITHIN)
 }
 
-pub(super) fn lock_within(file: &Path, within: Duration) -> Result<File, CheckpointError> {
+pub(super) fn lock_within(file: &Path, within: Duration) -> Result<LockedRecord, CheckpointError> {
     let path = beside(file, ".owner")?;
     let failed = |source| CheckpointError::Write { file: file.to_owned(), source };
     // Nothing is written through a link.
@@ -69,13 +105,13 @@ pub(super) fn lock_within(file: &Path, within: Duration) -> Result<File, Checkpo
     let begun = Instant::now();
     loop {
         match record.try_lock() {
-            Ok(()) => return Ok(record),
+            Ok(()) => return Ok(LockedRecord::new(record)),
             Err(TryLockError::WouldBlock) if begun.elapsed() < within => std::thread::sleep(TRY_EVERY),
             Err(TryLockError::WouldBlock) => {
                 return Err(CheckpointError::Locked { file: path, waited: within });
             }
             // A file system without locks: the record alone still keeps all but the closest races apart.
-            Err(TryLockError::Error(error)) if has_no_locks(&error) => return Ok(record),
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => return Ok(LockedRecord::new(record)),
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
     }

@@ -15,6 +15,7 @@ mod tests {
     use super::super::tests::{header, tensors};
     use crate::clock::Version;
     use crate::diagnostic::Diagnostic;
+    use crate::mem::true_in_a_forked_child;
 
     const FIRST: u64 = 1;
     const SECOND: u64 = 2;
@@ -48,10 +49,10 @@ mod tests {
     #[test]
     fn a_superseded_incarnation_leaves_its_successors_files_alone() {
         let (folder, file) = folder();
-        claim(&file, FIRST).unwrap();
+        claim(&file, FIRST, false).unwrap();
         write_as(FIRST, &file, 1).unwrap();
         write_as(FIRST, &file, 2).unwrap();
-        claim(&file, SECOND).unwrap();
+        claim(&file, SECOND, false).unwrap();
         // Also before the successor has written any.
         let error = write_as(FIRST, &file, 3).unwrap_err();
         assert!(matches!(error, CheckpointError::Superseded { epoch: FIRST, owner: SECOND, .. }), "{error}");
@@ -79,7 +80,7 @@ mod tests {
             Err(CheckpointError::Superseded { .. }) => false,
             Err(error) => panic!("{error}"),
         };
-        let (begin, incarnations) = (|epoch: u64| claim(&file, epoch).unwrap(), 0..4);
+        let (begin, incarnations) = (|epoch: u64| claim(&file, epoch, false).unwrap(), 0..4);
         std::thread::scope(|scope| {
             for epoch in incarnations.clone() {
                 scope.spawn(move || {
@@ -104,7 +105,7 @@ mod tests {
         for name in others {
             fs::write(folder.path().join(name), "half").unwrap();
         }
-        claim(&file, FIRST).unwrap();
+        claim(&file, FIRST, false).unwrap();
         let mut expected = others.to_vec();
         expected.push("shard.owner");
         expected.sort();
@@ -114,13 +115,13 @@ mod tests {
     #[test]
     fn an_incarnation_begins_before_or_after_the_renames_of_another() {
         let (_folder, file) = folder();
-        claim(&file, FIRST).unwrap();
+        claim(&file, FIRST, false).unwrap();
         let held = lock(&file).unwrap();
         let error = lock_within(&file, Duration::ZERO).unwrap_err();
         assert!(matches!(error, CheckpointError::Locked { .. }), "{error}");
         assert!(error.to_string().ends_with(&*error.remedy().unwrap()), "{error}");
         std::thread::scope(|scope| {
-            let claiming = scope.spawn(|| claim(&file, SECOND));
+            let claiming = scope.spawn(|| claim(&file, SECOND, false));
             drop(held);
             claiming.join().unwrap().unwrap();
         });
@@ -128,11 +129,50 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_was_given_back_is_free_though_a_forked_child_has_its_file() {
+        let (_folder, file) = folder();
+        let held = lock(&file).unwrap();
+        // What a child has that was forked now: another descriptor of the same open file.
+        let childs = held.open_file();
+        drop(held);
+        lock_within(&file, Duration::ZERO).expect("the lock is free");
+        drop(childs);
+    }
+
+    #[test]
+    fn a_forked_child_gives_no_lock_of_its_parent_back() {
+        let (_folder, file) = folder();
+        let mut held = Some(lock(&file).unwrap());
+        assert!(true_in_a_forked_child(|| held.take().map(drop).is_some()));
+        assert!(matches!(lock_within(&file, Duration::ZERO), Err(CheckpointError::Locked { .. })));
+        drop(held);
+        lock_within(&file, Duration::ZERO).expect("the lock is free");
+    }
+
+    #[test]
+    fn only_a_file_that_is_still_damaged_is_set_aside_by_the_next_owner() {
+        let (folder, file) = folder();
+        claim(&file, FIRST, false).unwrap();
+        write_as(FIRST, &file, 1).unwrap();
+        write_as(FIRST, &file, 2).unwrap();
+        fs::write(&file, "damaged").unwrap();
+        claim(&file, SECOND, true).unwrap();
+        assert_eq!(fs::read(folder.path().join("shard.damaged")).unwrap(), b"damaged");
+        assert_eq!(newest(&file), (FIRST, 1));
+
+        // Between the look at the file and the claim its owner has written it again.
+        write_as(SECOND, &file, 3).unwrap();
+        claim(&file, FIRST, true).unwrap();
+        assert_eq!(newest(&file), (SECOND, 3));
+        assert!(file.exists(), "the good file stands where it stood");
+    }
+
+    #[test]
     fn a_record_that_is_gone_or_cut_short_is_made_again_by_the_next_that_writes() {
         let (folder, file) = folder();
         let record = folder.path().join("shard.owner");
         for damage in [None, Some(""), Some("0000"), Some("no number at all")] {
-            claim(&file, SECOND).unwrap();
+            claim(&file, SECOND, false).unwrap();
             match damage {
                 None => fs::remove_file(&record).unwrap(),
                 Some(text) => fs::write(&record, text).unwrap(),
@@ -149,7 +189,7 @@ mod tests {
         let other = folder.path().join("other");
         fs::write(&other, "precious").unwrap();
         std::os::unix::fs::symlink(&other, folder.path().join("shard.owner")).unwrap();
-        let error = claim(&file, FIRST).unwrap_err();
+        let error = claim(&file, FIRST, false).unwrap_err();
         assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
         assert_eq!(fs::read(&other).unwrap(), b"precious");
     }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::header::Header;
-use super::{CheckpointError, CheckpointOptions, file};
+use super::{Checkpoint, CheckpointError, CheckpointOptions, file};
 use crate::clock::{Clock, Version};
 use crate::cuda::Gpu;
 use crate::kernel::Optimizer;
@@ -84,15 +84,19 @@ pub(in crate::node) struct Checkpointer {
 }
 
 impl Checkpointer {
+    /// Makes the incarnation the owner of the file, and starts the thread. It begins at the version `first`, and may go
+    /// on `from` a checkpoint.
     pub(in crate::node) fn start(
         options: CheckpointOptions,
         identity: CheckpointIdentity,
         first: Version,
+        from: Option<&Checkpoint>,
     ) -> Result<Checkpointer, Error> {
         check(&options, &identity)?;
         // Now rather than at the first checkpoint.
         options.try_folder()?;
-        file::claim(&options.path, identity.epoch)?;
+        let was_damaged = from.is_some_and(|from| from.is_before_damaged(&options.path));
+        file::claim(&options.path, identity.epoch, was_damaged)?;
         let epoch = identity.epoch;
         let shared = Arc::new(WriterShared {
             phase: AtomicU8::new(IDLE),

@@ -33,8 +33,9 @@ pub(super) fn folder<T: Transport>(
     }
 }
 
-/// Most workers that may be in at once: no more than there are gradients in a fold, where the scheme folds one of each.
-/// A scheme from outside of this crate asks for as few gradients as it likes.
+/// Most workers that may be in at once: no more than there are gradients in a fold, where the scheme folds one of each,
+/// and fewer where it may fold several of each. A scheme from outside of this crate asks for as few gradients as it
+/// likes.
 pub(super) fn most_workers<T: Transport>(transport: &T, scheme: &AnyScheme) -> usize {
     let most = match transport.gpu() {
         None => MAX_GRADIENTS,
@@ -44,9 +45,11 @@ pub(super) fn most_workers<T: Transport>(transport: &T, scheme: &AnyScheme) -> u
         Some(gpu) => match *gpu {},
     };
     let fits = |at_once: Option<u16>| at_once.is_some_and(|gradients| usize::from(gradients) <= most);
-    match scheme.built_in().is_none_or(|scheme| fits(scheme.gradients_at_once())) {
+    let Some(scheme) = scheme.built_in() else { return usize::MAX };
+    match fits(scheme.gradients_at_once()) {
         true => usize::MAX,
-        false => most,
+        // One worker is always let in: of its own gradients one is due in a round on average, and hundreds never.
+        false => usize::try_from(scheme.gradients_of_each()).map_or(1, |of_each| (most / of_each).max(1)),
     }
 }
 
@@ -196,6 +199,19 @@ mod tests {
         for scheme in ["asp", "essp(2)", "abs(k=2, rule=fixed)"] {
             assert!(crowded(scheme.parse().unwrap(), most + 1).is_ok(), "{scheme} folds fewer at once");
         }
+    }
+
+    /// All that a worker published in `s + 1` rounds may be due in one.
+    #[test]
+    fn delay_takes_only_workers_all_of_whose_gradients_a_fold_has_room_for() {
+        for (scheme, most) in [("delay(0)", 1024), ("delay(1)", 512), ("delay(4)", 204), ("delay(1024)", 1)] {
+            let scheme: SchemeConfig = scheme.parse().unwrap();
+            assert!(crowded(scheme, most).is_ok(), "{scheme}");
+            let error = crowded(scheme, most + 1).map(drop).unwrap_err();
+            assert!(matches!(error, Error::Option { option: "workers", .. }), "{scheme}: {error}");
+        }
+        let server = crowded("delay(4)".parse().unwrap(), 1).unwrap();
+        assert_eq!(server.shard.most_workers, 204, "nor does it let more in later");
     }
 
     #[test]

@@ -287,7 +287,7 @@ impl<T: Transport> Server<T> {
     pub(super) fn keep_departed(&mut self, peer: u16, gone: Gone, state: &WorkerState) {
         let Some(following) = self.following.as_mut().filter(|_| gone.is_honest) else { return };
         let Gone { inbox, generation, identity, session, began, .. } = gone;
-        let source = FoldSource { inbox, generation, identity, session, began };
+        let source = FoldSource { inbox, generation, identity, session, began, others: 0 };
         let look = following.link.as_ref().map_or(0, |link| link.follow.next_look());
         let (arrived, consumed) = (state.arrived, state.consumed);
         following.departed.push(Departed { peer, source, arrived, consumed, look });
@@ -419,6 +419,7 @@ impl<T: Transport> Server<T> {
             self.work.learning_rate = self.next_rate();
         }
         self.work.bound = true;
+        self.bind_sums();
         let Some(decider) = &mut self.shard.decider else { return };
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
             let ordinal = share.gradient.clock.get().saturating_sub(source.began.get());
@@ -492,4 +493,75 @@ impl FollowError {
 /// True if the decider may let this server follow later.
 fn may_pass(error: &Error) -> bool {
     error.is_no_listener() || error.is_refused_for_now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::server::ServerOptions;
+    use crate::node::{Worker, WorkerOptions, now};
+    use crate::scheme::SchemeConfig;
+    use crate::table::{ElementType, Table};
+    use crate::transport::shm::Shm;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Two servers, of which the first decides.
+    type Pair = [Server<Shm>; 2];
+
+    fn until(servers: &mut Pair, done: impl Fn(&Pair) -> bool) {
+        let deadline = now() + PATIENCE;
+        while !done(servers) {
+            assert!(now() < deadline, "{:?}", servers.each_ref().map(Server::status));
+            servers.iter_mut().for_each(|server| _ = server.poll(now()).unwrap());
+        }
+    }
+
+    fn connect(servers: &mut Pair, scheme: SchemeConfig, rank: u32) -> Worker<Shm> {
+        let addresses = servers.each_ref().map(Server::address);
+        let options = WorkerOptions { identity: Some(rank), ..WorkerOptions::new(scheme) };
+        std::thread::scope(|scope| {
+            let connect = || Worker::connect(Shm::new(), &addresses, options, PATIENCE).unwrap();
+            let connecting = scope.spawn(connect);
+            until(servers, |_| connecting.is_finished());
+            connecting.join().unwrap()
+        })
+    }
+
+    /// The worker goes, and another one comes, before this server hears of the decision.
+    #[test]
+    fn a_gradient_that_is_decided_on_after_its_worker_went_counts_as_taken() {
+        let scheme: SchemeConfig = "dbw(k=1, delivery=wait)".parse().unwrap();
+        let server = |shard| {
+            let options = ServerOptions { shard: (shard, 2), ..ServerOptions::new(scheme, 2, 0.1) };
+            let table = Table::flat(32, ElementType::F32).unwrap();
+            Server::new(Shm::new(), &Address::random(), table, &[0.0; 16], options).unwrap()
+        };
+        let mut servers = [server(0), server(1)];
+        let [decider, follower] = &mut servers;
+        let address = decider.address();
+        std::thread::scope(|scope| {
+            let following = scope.spawn(|| follower.follow(&address, PATIENCE).unwrap());
+            assert!(decider.drive(|_| following.is_finished(), PATIENCE).unwrap());
+        });
+        let [mut first, straggler] = [1, 2].map(|rank| connect(&mut servers, scheme, rank));
+        let hears_of = |servers: &Pair| servers[1].following.as_ref().map_or(0, |it| it.sessions.len());
+        until(&mut servers, |servers| hears_of(servers) == 2);
+        let link = servers[1].following.as_mut().and_then(|following| following.link.take());
+        let mut step = first.step(PATIENCE).unwrap();
+        step.gradient().unwrap().fill(1.0);
+        step.publish(None, PATIENCE).unwrap();
+        until(&mut servers, |servers| servers[0].status().version.get() == 1);
+        drop(first);
+        until(&mut servers, |servers| servers.iter().all(|server| server.status().left == 1));
+        let another = connect(&mut servers, scheme, 3);
+        assert_eq!(servers[1].status().version.get(), 0, "it has not heard yet");
+        servers[1].following.as_mut().unwrap().link = link;
+        until(&mut servers, |servers| servers[1].status().version.get() == 1);
+        assert_eq!(servers[1].announced_clock, Clock::new(0), "the straggler holds it there");
+        let taken = &servers[1].shard.taken;
+        assert_eq!(taken.begin(1), Clock::new(1), "its gradient of clock 0 is in the parameters");
+        assert_eq!(taken.applied(Clock::new(0)).workers[&1], Clock::new(1));
+        drop((straggler, another));
+    }
 }

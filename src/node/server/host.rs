@@ -90,6 +90,7 @@ impl<T: Transport> Server<T> {
             folded: 0,
             applied: Applied::default(),
             learned: None,
+            from: None,
             folder: Some(Box::new(HostFolder::new(upstream)?)),
         };
         // Sums: each gradient counts whole. The step size is the servers' own.

@@ -19,7 +19,8 @@ impl<T: Transport> Server<T> {
     /// Nothing is applied before [`workers`](ServerOptions::workers) of them are in, as at the begin of a job; as many
     /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
     /// checkpoint's; the optimiser's constants, the scheme and the learning rate may be others. If it is the checkpoint
-    /// before a damaged one that this server is to replace, the damaged file is renamed first: it ends in `.damaged`.
+    /// before a damaged one that this server is to replace, the damaged file is renamed as this server begins: it ends
+    /// in `.damaged`.
     ///
     /// # Errors
     /// Those of [`new`](Self::new); [`Error::Checkpoint`]: `table`, shard or optimiser are not the checkpoint's, or the
@@ -32,9 +33,6 @@ impl<T: Transport> Server<T> {
         options: ServerOptions,
     ) -> Result<Self, Error> {
         checkpoint.check(&table, options.shard, &options.optimizer)?;
-        if let Some(written) = &options.checkpoint {
-            checkpoint.set_damaged_aside(&written.path)?;
-        }
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
         let (folded, applied) = (checkpoint.folded(), checkpoint.applied().clone());
@@ -49,6 +47,7 @@ impl<T: Transport> Server<T> {
             folded,
             applied,
             learned,
+            from: Some(&checkpoint),
             folder,
         };
         let server = Self::begin(transport, address, table, start, options)?;
@@ -246,6 +245,7 @@ mod tests {
             folded,
             applied,
             learned: None,
+            from: None,
             folder: None,
         };
         let table = Table::flat(4, ElementType::F32).unwrap();
@@ -328,6 +328,31 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         drop(disk);
+    }
+
+    #[test]
+    fn a_server_that_does_not_begin_leaves_a_damaged_checkpoint_where_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shard");
+        let table = || Table::flat(4, ElementType::F32).unwrap();
+        let options = |learning_rate| {
+            let checkpoint = Some(CheckpointOptions::new(&path));
+            ServerOptions { checkpoint, ..ServerOptions::new(SchemeConfig::Asp, 1, learning_rate) }
+        };
+        let mut server =
+            Server::new(Shm::new(), &Address::random(), table(), &[0.0; 4], options(0.1)).unwrap();
+        server.finish_checkpoint(PATIENCE).unwrap();
+        drop(server);
+        std::fs::rename(&path, folder.path().join("shard.previous")).unwrap();
+        std::fs::write(&path, "damaged").unwrap();
+        let resume = |learning_rate| {
+            let earlier = Checkpoint::read(&path).unwrap();
+            Server::resume(Shm::new(), &Address::random(), table(), earlier, options(learning_rate))
+        };
+        assert!(matches!(resume(f32::NAN).map(drop), Err(Error::Option { option: "learning_rate", .. })));
+        assert_eq!(std::fs::read(&path).unwrap(), b"damaged");
+        resume(0.1).map(drop).unwrap();
+        assert_eq!(std::fs::read(folder.path().join("shard.damaged")).unwrap(), b"damaged");
     }
 
     #[test]

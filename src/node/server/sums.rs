@@ -1,9 +1,9 @@
 //! Gradients that are sums over several workers: those that a server hands on which stands for its host.
 
-use super::{Server, ServerOptions};
+use super::{FoldSource, Server, ServerOptions, WorkerState};
 use crate::node::folder::FoldMetadata;
 use crate::param::SlotHeader;
-use crate::scheme::{Damping, GradientId, SchemeConfig};
+use crate::scheme::{Damping, GradientId, SchemeConfig, Share};
 use crate::transport::Transport;
 
 /// The weight of gradients that are sums over several workers.
@@ -45,6 +45,11 @@ impl Sums {
     }
 }
 
+/// The workers beside its own that are in the latest gradient of a worker that is in.
+fn others_in(workers: &[Option<WorkerState>], gradient: GradientId) -> u32 {
+    workers.get(gradient.worker.index()).and_then(Option::as_ref).map_or(0, |state| state.others)
+}
+
 impl<T: Transport> Server<T> {
     /// Gives each worker the same weight in the shares at hand if some of them are sums. A fold in hope takes each for
     /// a sum over as many workers as the one before.
@@ -52,21 +57,29 @@ impl<T: Transport> Server<T> {
         if self.sums != Sums::Mean {
             return;
         }
-        let others: u64 = self.shares.iter().map(|share| self.others(share.gradient, None)).sum();
+        let of = |share: &Share| u64::from(others_in(&self.workers, share.gradient).min(OTHERS_MAX));
+        let others: u64 = self.shares.iter().map(of).sum();
         if others > 0 {
             let weight = 1.0 / (self.shares.len() as u64 + others) as f32;
             self.shares.iter_mut().for_each(|share| share.weight = weight);
         }
     }
 
-    /// The workers beside its own that are in a gradient: as it said when it was announced, where weights go by that. A
-    /// worker under other schemes may have announced the next one since, so there its header is asked again, which
-    /// decides no more than what is counted.
-    pub(super) fn others(&self, gradient: GradientId, header: Option<SlotHeader>) -> u64 {
-        let state = || self.workers.get(gradient.worker.index()).and_then(Option::as_ref);
+    /// Keeps with a fold, which counts from here on, how many workers its gradients are sums over.
+    pub(super) fn bind_sums(&mut self) {
+        let workers = &self.workers;
+        for (share, source) in self.work.shares.iter().zip(&mut self.work.sources) {
+            source.others = others_in(workers, share.gradient);
+        }
+    }
+
+    /// The workers beside its own that are in a gradient of a fold that counts: as it said when it was announced, where
+    /// weights go by that. A worker under other schemes may have announced the next one since, so there its header is
+    /// asked again, which decides no more than what is counted.
+    pub(super) fn others(&self, source: &FoldSource, header: Option<SlotHeader>) -> u64 {
         let others = match self.sums {
             Sums::Refused => 0,
-            Sums::Mean => state().map_or(0, |state| state.others),
+            Sums::Mean => source.others,
             Sums::Whole => header.map_or(0, |header| header.others),
         };
         u64::from(others.min(OTHERS_MAX))
@@ -78,7 +91,7 @@ impl<T: Transport> Server<T> {
         let (mut metadata, mut sum, mut with_loss) = (FoldMetadata::default(), 0.0, 0);
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
             let header = source.inbox.header_again(share.gradient.clock, epoch);
-            let workers = 1 + self.others(share.gradient, header);
+            let workers = 1 + self.others(source, header);
             metadata.workers += workers;
             // The loss of one that is not folded in is not of this version, and no number where that is not finite.
             let is_folded = !self.work.left_out.contains(&share.gradient);

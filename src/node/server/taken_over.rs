@@ -32,6 +32,7 @@ mod tests {
             folded: 0,
             applied: Applied::default(),
             learned: None,
+            from: None,
             folder: None,
         };
         let table = Table::flat(2 * ELEMENTS as u64, ElementType::F32).unwrap();

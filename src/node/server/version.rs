@@ -195,7 +195,7 @@ impl<T: Transport> Server<T> {
                 false => {
                     let header = source.inbox.header_again(share.gradient.clock, self.shard.frames.epoch());
                     let base = header.map_or(version, |header| header.base);
-                    let workers = 1 + self.others(share.gradient, header);
+                    let workers = 1 + self.others(source, header);
                     self.status.gradients = self.status.gradients.saturating_add(workers);
                     self.status.count_folded(workers, base, version);
                 }

@@ -98,7 +98,8 @@ impl<T: Transport> Shard<T> {
         events: &mut Vec<ShardEvent>,
     ) {
         let PreparedPeer { incoming, hello, inbox, grants } = newcomer;
-        let smallest = clock;
+        // What a checkpoint says: during a fold the scheme's own can be far ahead of it.
+        let announced = clock.min(self.frames.smallest_clock());
         let (worker, identity, session) = match hello.role {
             PeerRole::Worker { identity, session, .. } => (true, identity, session),
             _ => (false, 0, 0),
@@ -169,12 +170,12 @@ impl<T: Transport> Shard<T> {
                             checked,
                         });
                         if worker {
-                            self.taken.join(identity, smallest);
+                            self.taken.join(identity, announced);
                         }
                         if let (Some((shard, _)), Some(decider), Some(from)) =
-                            (follows, &mut self.decider, welcome.decided)
+                            (follows, &mut self.decider, &welcome.decided)
                         {
-                            decider.follow(shard, from.next);
+                            decider.follow(shard, from);
                         }
                         tracing::info!(peer, worker, clock = clock.get(), "peer joined");
                         if let Some(resume) = &hello.resume {
@@ -265,7 +266,7 @@ impl<T: Transport> Shard<T> {
                 }
                 if self.peers.iter().flatten().filter(|peer| peer.worker).count() >= self.most_workers {
                     let reason = format!(
-                        "{} workers are in, and {text} folds a gradient of each at once, of which a fold takes no \
+                        "{} workers are in, and {text} folds gradients of each at once, of which a fold takes no \
                          more: use fewer workers, or a scheme that folds each alone (asp, ssp, essp)",
                         self.most_workers
                     );

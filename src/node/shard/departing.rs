@@ -116,6 +116,9 @@ impl<T: Transport> Shard<T> {
         if gone.worker {
             self.taken.leave(gone.identity);
         }
+        if let (Some(shard), Some(decider)) = (gone.follows, &mut self.decider) {
+            decider.leave(shard);
+        }
         self.misbehaved += u64::from(matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
         match disconnect_reason {
             DisconnectReason::Closed(_) => tracing::info!(peer, reason = %disconnect_reason, "peer left"),

@@ -122,8 +122,10 @@ impl<T: Transport> Step<'_, T> {
     /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
     /// the memory may change then. After an [`Error::Deadline`], or the [`GpuError::NotCopied`](crate::cuda::GpuError)
     /// that says what this process's GPU waits for, the gradient is still on its way, and the next [`Worker::step`]
-    /// finishes it. The stream does not wait. Only over a transport with the GPU
-    /// ([`Shm::with_gpu`](crate::Shm::with_gpu), `Tcp::with_gpu`, `Verbs::with_gpu`).
+    /// finishes it. An [`Error::Deadline`] of the wait for a gradient that was published
+    /// [in the background](Self::publish_in_background) abandons this step, as for [`publish`](Self::publish). The
+    /// stream does not wait. Only over a transport with the GPU ([`Shm::with_gpu`](crate::Shm::with_gpu),
+    /// `Tcp::with_gpu`, `Verbs::with_gpu`).
     ///
     /// # Errors
     /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to

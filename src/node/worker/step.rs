@@ -144,8 +144,10 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// Publishes the gradient, waiting at most `timeout` for free slots. `loss` is told to the server. When it returns,
     /// every server has the gradient whole. After an [`Error::Deadline`] it is still on its way, and the next
-    /// [`Worker::step`] finishes it. A step whose gradient a GPU has not copied by then is abandoned, which another
-    /// error says.
+    /// [`Worker::step`] finishes it, with one exception: after a
+    /// [`publish_in_background`](Self::publish_in_background) this call first waits for the gradient of that step. If
+    /// the time ends there, as the error's operation says, this step is abandoned, and its gradient is not published.
+    /// A step whose gradient a GPU has not copied by then is abandoned, which another error says.
     ///
     /// # Errors
     /// [`Error::Deadline`], as above. [`Error::ServerLost`], [`Error::Evicted`]: a server is gone, or has let this

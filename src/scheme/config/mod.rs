@@ -256,7 +256,7 @@ impl SchemeConfig {
     }
 
     /// Returns the most gradients that a server folds at once, however many workers there are; `None` if it folds one
-    /// of each. Delays may bring gradients of several rounds together.
+    /// of each, or, where delays bring gradients of several rounds together, a few.
     #[doc(hidden)]
     pub const fn gradients_at_once(&self) -> Option<u16> {
         match *self {
@@ -267,6 +267,15 @@ impl SchemeConfig {
             SchemeConfig::Dbw { choice: Choice::Static { k }, .. }
             | SchemeConfig::Abs { wait_for: WaitFor::Fixed(k), .. } => Some(k),
             _ => None,
+        }
+    }
+
+    /// Returns the most gradients of one worker that a server folds at once: delays may bring those of several rounds
+    /// together.
+    pub(crate) const fn gradients_of_each(&self) -> u64 {
+        match *self {
+            SchemeConfig::Delay { staleness, .. } => staleness.saturating_add(1),
+            _ => 1,
         }
     }
 

@@ -26,9 +26,12 @@ impl<L> Past<'_, L> {
 /// What reads were given of versions of which no publication has the bytes: the first read of each, and the first
 /// digest of each tensor.
 pub(super) struct Told<'a, L> {
-    versions: BTreeMap<(u64, Version), (&'a L, &'a Certificate)>,
-    bytes: BTreeMap<((u64, Version), &'a str), (&'a L, &'a [u8; 32])>,
+    versions: BTreeMap<MadeVersion, (&'a L, &'a Certificate)>,
+    bytes: BTreeMap<(MadeVersion, &'a str), (&'a L, &'a [u8; 32])>,
 }
+
+/// The incarnation that made a version, and its number.
+type MadeVersion = (u64, Version);
 
 impl<L> Told<'_, L> {
     /// Of no version yet.
