@@ -129,6 +129,10 @@ impl Connecting for ShmConnecting {
         })
     }
 
+    fn is_accepted(&self) -> bool {
+        self.state.as_ref().is_none_or(|state| state.connected)
+    }
+
     fn held_up(&self) -> Option<ConnectError> {
         let outbox = self.state.as_ref()?.outbox.as_ref()?;
         let (address, source) = (self.address.clone(), Errno::TOOMANYREFS.into());

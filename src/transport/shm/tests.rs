@@ -476,6 +476,25 @@ fn peers_wait_while_too_many_descriptors_of_their_user_are_under_way() {
 }
 
 #[test]
+fn a_peer_that_the_listener_has_not_taken_is_told_so_at_its_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Path(folder.path().join("socket"));
+    let at = socket::socket_address(&address).unwrap();
+    let full = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+    let full = full.unwrap();
+    rustix::net::bind(&full, &at).unwrap();
+    rustix::net::listen(&full, 0).unwrap();
+    let first = SocketEnd::new(socket::new_socket().unwrap());
+    assert!(first.connect(&at).unwrap());
+    let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending() && !connecting.is_accepted());
+    let error = ConnectError::no_answer(address).to_string();
+    assert!(error.contains("the process that listens there takes no connections"), "{error}");
+    drop(raw_accept(&full));
+    assert!(connecting.poll(NOW).is_pending() && connecting.is_accepted());
+}
+
+#[test]
 fn a_peer_that_sleeps_grants_as_many_regions_as_one_that_does_not() {
     let (shm, doorbell) = (Shm::new(), Doorbell::new(&Address::random()).unwrap());
     let regions: Vec<_> =
