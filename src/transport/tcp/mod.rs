@@ -171,7 +171,7 @@ impl Tcp {
     /// The progress thread, started if it does not run in this process.
     fn engine(&self, operation: &'static str, address: &Address) -> Result<Arc<Engine>, ConnectError> {
         let mut engine = connection::lock(&self.engine);
-        if let Some(running) = engine.as_ref().filter(|engine| !engine.is_inherited()) {
+        if let Some(running) = engine.as_ref().filter(|engine| engine.is_running()) {
             return Ok(Arc::clone(running));
         }
         let started =
