@@ -23,8 +23,10 @@
 //! conversations have the same.
 //!
 //! An unauthenticated peer can make this side hold one message of 64 bytes and no more. A peer that does not know
-//! the secret costs this side a few hashes and no Diffie-Hellman operation. The listener bounds how long such a
-//! peer may take, and how many of them may be under way.
+//! the secret costs this side a few hashes and no Diffie-Hellman operation, unless it claims to be a reader where
+//! readers may come: a bit that is sent in the clear says so. The hello of a reader is made for the owner's public key,
+//! and to check it takes two multiplications of X25519. The listener bounds how long such a peer may take, and how many
+//! of them may be under way.
 //!
 //! ```text
 //! prefix, 16 bytes, in the clear      0  tag         "slk-hail" "slk-well" "slk-nope"

@@ -46,7 +46,8 @@ impl Doorbell {
         Ok(Arc::new(Doorbell { event, word: ParkWord::new(memory) }))
     }
 
-    /// That of a thread of another process, by what it passed: an eventfd, which must not block, and a word.
+    /// That of a thread of another process, by what it passed: an eventfd, which must not block, and a word. That it
+    /// does not is up to the other process as well: the option belongs to the file that both have open.
     pub(crate) fn of_peer(event: OwnedFd, word: HostMemory) -> Doorbell {
         Doorbell { event, word: ParkWord::new(word) }
     }

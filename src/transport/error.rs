@@ -355,9 +355,14 @@ impl ConnectError {
         }
     }
 
-    /// A host that has not answered by the deadline.
+    /// A host that has not answered by the deadline, or a process of this host that has taken no connection by then.
     pub(crate) fn no_answer(address: Address) -> ConnectError {
         let timed_out = io::Error::from_raw_os_error(libc::ETIMEDOUT);
+        if let Address::Abstract(_) | Address::Path(_) = address {
+            let remedy = "the process that listens there takes no connections, and those that wait fill its queue: \
+                look whether it hangs or is stopped";
+            return ConnectError::System { operation: "connect", address, source: timed_out, remedy };
+        }
         ConnectError::from_channel(
             address,
             crate::channel::ChannelError::System { operation: "connect", source: timed_out },

@@ -404,6 +404,14 @@ impl Connecting for MixedConnecting {
             MixedConnecting::Verbs(connecting) => connecting.is_accepted(),
         }
     }
+
+    fn held_up(&self) -> Option<ConnectError> {
+        match self {
+            MixedConnecting::Shm(connecting) => connecting.held_up(),
+            MixedConnecting::Tcp(connecting) => connecting.held_up(),
+            MixedConnecting::Verbs(connecting) => connecting.held_up(),
+        }
+    }
 }
 
 /// One connected peer, over one of them.

@@ -359,6 +359,12 @@ pub trait Connecting: Send {
     fn is_accepted(&self) -> bool {
         true
     }
+
+    /// The reason why the peer was told nothing so far, if this side's system does not let it for the moment. To poll
+    /// on tries again.
+    fn held_up(&self) -> Option<ConnectError> {
+        None
+    }
 }
 
 /// What is left of a connection that was [closed](Endpoint::close). To drop it may take long, in any thread.

@@ -8,7 +8,7 @@ use slackline::internals::transport::{
     AtomicDomain, Endpoint, Flags, Inline, Operation, PayloadSlice, PostError, WorkRequest,
 };
 
-use super::fixture::{EndpointOf, Fixture, completion, noise, read, run, wait_for, write};
+use super::fixture::{EndpointOf, Fixture, completion, noise, post, read, run, wait_for, write};
 use super::payloads::Payloads;
 use super::service::{Caller, Service};
 
@@ -143,6 +143,38 @@ pub(crate) fn unsignalled_requests_stay_silent<F: Fixture>() {
     assert_eq!(endpoint.poll(), None);
     settle(&service, &mut endpoint, words);
     assert_eq!(service.words.load(0), 11);
+}
+
+pub(crate) fn a_fenced_write_sends_what_the_request_before_it_has_brought<F: Fixture>() {
+    let has_atomics = F::transport().capabilities().atomics != AtomicDomain::None;
+    let rights = if has_atomics { RIGHTS | Access::REMOTE_ATOMIC } else { RIGHTS };
+    let service = Service::<F>::new(2 * SPACE, rights);
+    let Caller { mut endpoint, remote, words, server: _server } = service.caller();
+    let mut pass_on = |brings: Operation, sends: Operation| {
+        let fenced =
+            WorkRequest { flags: Flags::SIGNALLED | Flags::FENCE, ..WorkRequest::signalled(2, sends) };
+        post(&mut endpoint, &[WorkRequest::unsignalled(1, brings), fenced]);
+        let done = completion(&mut endpoint);
+        assert_eq!((done.id.0, done.result), (2, Ok(())));
+        settle(&service, &mut endpoint, remote);
+        settle(&service, &mut endpoint, words);
+    };
+    for len in SIZES.into_iter().filter(|len| *len > 0) {
+        let there = noise(len as u64, len);
+        service.memory.write(0, &there);
+        service.memory.write(SPACE, &vec![0; len]);
+        let local = service.payload(&vec![0xEE; len]);
+        let [from, to] = [0, SPACE as u64].map(|at| remote.slice(at, len as u64).unwrap());
+        pass_on(read(local.clone(), from), write(local, to));
+        assert!(service.memory.bytes(SPACE..SPACE + len) == there, "{len} bytes");
+    }
+    if has_atomics {
+        let (local, [from, to]) =
+            (service.local(&[0xEE; 8]), [64, 128].map(|at| words.slice(at, 8).unwrap()));
+        service.words.store(64, 41);
+        pass_on(Operation::FetchAdd { local: local.clone(), remote: from, add: 1 }, write(local, to));
+        assert_eq!([64, 128].map(|at| service.words.load(at)), [42, 41]);
+    }
 }
 
 /// In the thread that does it, with requests that the queue has room for.

@@ -56,6 +56,7 @@ macro_rules! conformance {
                 inline_words_arrive_as_little_endian_words
                 atomics_do_what_they_say
                 unsignalled_requests_stay_silent
+                a_fenced_write_sends_what_the_request_before_it_has_brought
                 posting_and_polling_allocate_nothing
                 signalled_requests_complete_in_order
                 a_full_queue_posts_nothing_and_recovers_by_polling

@@ -108,6 +108,9 @@ impl<E: Endpoint> Link<E> {
             if !connecting.is_accepted() {
                 return Err(ConnectError::no_answer(address.clone()).into());
             }
+            if let Some(held_up) = connecting.held_up() {
+                return Err(held_up.into());
+            }
             let (needed, seen, awaited) = (Bound::NONE, Bound::NONE, Awaited::Answer);
             return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen, awaited });
         };

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::task::Poll;
 
+use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
 use super::ShmEndpoint;
@@ -126,6 +127,19 @@ impl Connecting for ShmConnecting {
                 Ok(ShmEndpoint::new(link, opened, self.queue_depth, self.gpu.take(), None))
             }
         })
+    }
+
+    fn is_accepted(&self) -> bool {
+        self.state.as_ref().is_none_or(|state| state.connected)
+    }
+
+    fn held_up(&self) -> Option<ConnectError> {
+        let outbox = self.state.as_ref()?.outbox.as_ref()?;
+        let (address, source) = (self.address.clone(), Errno::TOOMANYREFS.into());
+        let remedy = "raise the soft limit on open files (ulimit -n) of this process: this user has passed more \
+            descriptors than that which no process has received yet";
+        let held_up = ConnectError::System { operation: "pass descriptors", address, source, remedy };
+        outbox.is_held_up().then_some(held_up)
     }
 }
 

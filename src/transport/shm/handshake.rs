@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::gpu::ReachedMemory;
-use super::socket::{Heard, MAX_FILES, SocketEnd};
+use super::socket::{Heard, MAX_FILES, Sent, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
@@ -80,6 +80,8 @@ pub(super) struct Outbox {
     exported: Vec<OwnedFd>,
     /// The doorbell, whose descriptors go with them.
     doorbell: Option<Arc<Doorbell>>,
+    /// True if they could not go the last time, as too many are under way.
+    is_held_up: bool,
 }
 
 impl Outbox {
@@ -121,13 +123,15 @@ impl Outbox {
             Side::Connector => Hello::Offer(terms),
             Side::Listener => Hello::Accept(terms),
         };
-        Ok(Outbox { bytes: wire::frame(&hello, &offer.message), sent: 0, regions, exported, doorbell })
+        let bytes = wire::frame(&hello, &offer.message);
+        Ok(Outbox { bytes, sent: 0, regions, exported, doorbell, is_held_up: false })
     }
 
     /// A refusal with its reason, cut if it is long.
     pub(super) fn refusal(refusal: Refusal) -> Outbox {
         let bytes = wire::frame(&Hello::refuse(refusal), &[]);
-        Outbox { bytes, sent: 0, regions: Vec::new(), exported: Vec::new(), doorbell: None }
+        let (regions, exported) = (Vec::new(), Vec::new());
+        Outbox { bytes, sent: 0, regions, exported, doorbell: None, is_held_up: false }
     }
 
     /// Sends what fits now. True once all of it is sent.
@@ -137,7 +141,9 @@ impl Outbox {
             let segments = segments.chain(self.exported.iter().map(AsFd::as_fd));
             let doorbell = self.doorbell.iter().flat_map(|doorbell| doorbell.files());
             let files: Vec<BorrowedFd<'_>> = segments.chain(doorbell).collect();
-            let Some(sent) = link.send(&self.bytes[self.sent..], &files)? else { return Ok(false) };
+            let sent = link.send(&self.bytes[self.sent..], &files)?;
+            self.is_held_up = sent == Sent::TooManyFiles;
+            let Sent::Bytes(sent) = sent else { return Ok(false) };
             self.sent += sent;
             self.regions.clear();
             self.exported.clear();
@@ -146,6 +152,11 @@ impl Outbox {
         self.bytes = Vec::new();
         self.sent = 0;
         Ok(true)
+    }
+
+    /// True if the last try failed since too many descriptors of this user are under way.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.is_held_up
     }
 }
 
@@ -301,7 +312,8 @@ fn doorbell([event, word]: [OwnedFd; Doorbell::FILES]) -> Result<Doorbell, ShmHa
     if !is_eventfd(event.as_fd()).map_err(ShmHandshakeError::Doorbell)? {
         return Err(WireError::Rule("its doorbell is no eventfd").into());
     }
-    // To ring one whose count is full must not block.
+    // To ring one whose count is full must not block. It may all the same if the peer, which shares this option, takes
+    // it back.
     rustix::io::ioctl_fionbio(&event, true).map_err(io::Error::from)?;
     Ok(Doorbell::of_peer(event, HostMemory::from_peer(word, Doorbell::BYTES, true)?))
 }

@@ -53,6 +53,18 @@ pub(super) enum Heard {
     End,
 }
 
+/// The outcome of sending to a socket.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// So many bytes.
+    Bytes(usize),
+    /// Nothing fits now.
+    Nothing,
+    /// Nothing for now: this user has more descriptors under way, which no process has received yet, than the soft
+    /// limit on open files of this process. The system looks at that only where some are to be sent.
+    TooManyFiles,
+}
+
 impl SocketEnd {
     pub(super) fn new(socket: OwnedFd) -> Self {
         SocketEnd { socket, guard: ForkGuard::new() }
@@ -82,8 +94,8 @@ impl SocketEnd {
         peer_user(&self.socket)
     }
 
-    /// Sends what fits, with `files` attached to the first byte. `None` if nothing fits now.
-    pub(super) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
+    /// Sends what fits, with `files` attached to the first byte.
+    pub(super) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<Sent> {
         self.refuse_inherited()?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -91,8 +103,9 @@ impl SocketEnd {
             return Err(io::Error::other("too many descriptors for one message"));
         }
         match net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(sent) => Ok(Some(sent)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Ok(sent) => Ok(Sent::Bytes(sent)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Sent::Nothing),
+            Err(Errno::TOOMANYREFS) => Ok(Sent::TooManyFiles),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::Poll;
 
 use super::handshake::{Inbox, Outbox, ShmMessage};
-use super::socket::{self, Heard, SocketEnd};
+use super::socket::{self, Heard, Sent, SocketEnd};
 use super::wire::{self, Hello, Segments, Terms};
 use super::*;
 use crate::diagnostic::Diagnostic;
@@ -417,13 +417,81 @@ fn descriptors_beyond_the_limit_of_this_process_name_that_limit() {
     let link = SocketEnd::new(socket::new_socket().unwrap());
     assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
     let receiver = raw_accept(&socket);
-    assert_eq!(link.send(b"x", &[socket.as_fd()]).unwrap(), Some(1));
+    assert_eq!(link.send(b"x", &[socket.as_fd()]).unwrap(), Sent::Bytes(1));
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
     let error = receiver.receive(&mut [0; 8], &mut Vec::new()).unwrap_err();
     setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
     let error = super::handshake::ShmHandshakeError::from(error).at("connect", &address);
     assert!(error.to_string().contains("this process's limit on open files (ulimit -n)"), "{error}");
+}
+
+/// The system counts the descriptors of a user that are under way. Root may go on whatever their number.
+#[test]
+fn peers_wait_while_too_many_descriptors_of_their_user_are_under_way() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    if !alone("transport::shm::tests::peers_wait_while_too_many_descriptors_of_their_user_are_under_way") {
+        return;
+    }
+    if rustix::process::geteuid().is_root() {
+        // The user id of a thread is its own in Linux, and this one does all that follows.
+        let other = rustix::fs::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(other, other, other).unwrap();
+    }
+    let shm = Shm::new();
+    let region = shm.allocate(8, Access::REMOTE_READ).unwrap();
+    let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let ends = std::os::unix::net::UnixStream::pair().unwrap();
+    let (sender, receiver) = (SocketEnd::new(ends.0.into()), SocketEnd::new(ends.1.into()));
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let limit = |current| setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    // One is under way, and not one may be.
+    let crowd = || {
+        assert_eq!(sender.send(b"x", &[sender.as_fd()]).unwrap(), Sent::Bytes(1));
+        limit(Some(0));
+    };
+    let disperse = || {
+        limit(current);
+        assert_eq!(receiver.receive(&mut [0; 8], &mut Vec::new()).unwrap(), Heard::Bytes(1));
+    };
+    let mut connecting = shm.connect(&listener.address(), offer()).unwrap();
+    crowd();
+    for _ in 0..2 {
+        assert!(connecting.poll(NOW).is_pending(), "it waits");
+        let error = connecting.held_up().expect("its hello is held up").to_string();
+        assert!(error.contains("os error 109") && error.contains("(ulimit -n)"), "{error}");
+    }
+    disperse();
+    assert!(connecting.poll(NOW).is_pending() && connecting.held_up().is_none());
+    let incoming = listener.poll(NOW).expect("the hello is there");
+    crowd();
+    let mut server = incoming.accept(offer()).unwrap();
+    assert_eq!((server.poll(), server.check()), (None, Ok(())));
+    assert!(connecting.poll(NOW).is_pending(), "the answer is held up");
+    disperse();
+    server.check().unwrap();
+    assert!(matches!(connecting.poll(NOW), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn a_peer_that_the_listener_has_not_taken_is_told_so_at_its_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Path(folder.path().join("socket"));
+    let at = socket::socket_address(&address).unwrap();
+    let full = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+    let full = full.unwrap();
+    rustix::net::bind(&full, &at).unwrap();
+    rustix::net::listen(&full, 0).unwrap();
+    let first = SocketEnd::new(socket::new_socket().unwrap());
+    assert!(first.connect(&at).unwrap());
+    let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending() && !connecting.is_accepted());
+    let error = ConnectError::no_answer(address).to_string();
+    assert!(error.contains("the process that listens there takes no connections"), "{error}");
+    drop(raw_accept(&full));
+    assert!(connecting.poll(NOW).is_pending() && connecting.is_accepted());
 }
 
 #[test]

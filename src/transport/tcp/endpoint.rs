@@ -31,7 +31,7 @@ pub struct TcpEndpoint {
     pub(super) data: Option<Initiator>,
     /// What stands before that lane where this side has a GPU.
     staged: Option<Box<StagedPosting>>,
-    heartbeat: Arc<Mutex<HeartbeatLane>>,
+    pub(super) heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The thread that serves the peer's requests; none if the peer was granted nothing.
     engine: Option<Arc<Engine>>,
     queue_depth: usize,
@@ -255,7 +255,10 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn hear_wake(&mut self) {
-        if let (Some(data), false) = (&mut self.data, self.guard.is_inherited()) {
+        if self.guard.is_inherited() {
+            return;
+        }
+        if let Some(data) = &mut self.data {
             data.advance();
         }
         self.settle();
@@ -263,7 +266,7 @@ impl Endpoint for TcpEndpoint {
 
     fn allow_silence(&mut self, lease: Duration) {
         // Lanes are made for that much.
-        if lease <= channel::SILENCE_MIN {
+        if lease <= channel::SILENCE_MIN || self.guard.is_inherited() {
             return;
         }
         self.connection.allow_silence(lease);
@@ -293,7 +296,12 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn close_code(&self) -> Option<u64> {
-        self.data.as_ref().and_then(Initiator::close_code).or_else(|| lock(&self.heartbeat).close_code())
+        let code = self.data.as_ref().and_then(Initiator::close_code);
+        if self.guard.is_inherited() {
+            // A thread of the parent may have held the other lane's lock when that forked.
+            return code;
+        }
+        code.or_else(|| lock(&self.heartbeat).close_code())
     }
 }
 

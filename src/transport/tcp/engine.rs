@@ -23,6 +23,9 @@ use crate::mem::{ForkGuard, OwnThread};
 /// Events taken at a time.
 const EVENTS: usize = 64;
 
+/// Why a connection ends whose thread has ended.
+const UNSERVED: &str = "the thread that serves TCP peers has ended: the log of this process says why";
+
 /// The commands that others give to the thread.
 pub(super) enum Command {
     /// Take this for a further lane of the connection that waits for it under this ticket.
@@ -59,6 +62,8 @@ pub(super) struct ProgressShared {
     /// The number of the last question whether the thread has caught up, and of the last one that it has answered.
     asked: AtomicU64,
     answered: AtomicU64,
+    /// The thread serves no connection any more. Set while `commands` is locked, so that none comes too late unseen.
+    has_ended: AtomicBool,
     /// Requests of peers that were refused.
     access_violations: Arc<AtomicU64>,
 }
@@ -78,16 +83,35 @@ impl Engine {
         Ok(Engine { shared, thread, guard: ForkGuard::new() })
     }
 
+    /// True if the thread runs in this process.
+    pub(super) fn is_running(&self) -> bool {
+        !self.is_inherited() && !self.has_ended()
+    }
+
     pub(super) fn is_inherited(&self) -> bool {
         self.guard.is_inherited()
     }
 
+    /// True if the thread serves no connection any more. While this is there it is asked to go on: it has panicked, or
+    /// the system failed it.
+    pub(super) fn has_ended(&self) -> bool {
+        self.shared.has_ended.load(Ordering::Acquire)
+    }
+
+    /// Gives the thread a command. Where it has ended, the connection that the command is about ends, too.
     pub(super) fn tell(&self, command: Command) {
         if self.is_inherited() {
             // The thread is the parent's, and so is the descriptor that would wake it.
             return;
         }
-        lock(&self.shared.commands).push(command);
+        let mut commands = lock(&self.shared.commands);
+        if self.has_ended() {
+            drop(commands);
+            command.give_up();
+            return;
+        }
+        commands.push(command);
+        drop(commands);
         self.shared.wake();
     }
 
@@ -100,9 +124,10 @@ impl Engine {
     }
 
     /// True if the thread has looked at all that had arrived since the last question. Then the next question is put.
+    /// Also true if it has ended: it will look at nothing more.
     pub(super) fn has_caught_up(&self) -> bool {
         let asked = self.shared.asked.load(Ordering::Relaxed);
-        if self.is_inherited() {
+        if self.is_inherited() || self.has_ended() {
             return true;
         }
         // Acquire: all that the thread wrote before its answer is seen.
@@ -126,7 +151,34 @@ impl Engine {
     }
 }
 
+impl Command {
+    /// Ends the connection that it is about, as no thread serves it.
+    fn give_up(self) {
+        match self {
+            Command::Finish(_, connection)
+            | Command::Serve(_, connection)
+            | Command::AllowSilence(connection)
+            | Command::Forget(connection)
+            | Command::Part(connection, ..) => connection.fail(UNSERVED),
+            Command::Join(..) | Command::Wake => {}
+        }
+    }
+}
+
 impl ProgressShared {
+    /// Ends all connections that the thread would have served: it has ended.
+    fn give_up(&self) {
+        let commands = {
+            let mut commands = lock(&self.commands);
+            self.has_ended.store(true, Ordering::Release);
+            std::mem::take(&mut *commands)
+        };
+        commands.into_iter().for_each(Command::give_up);
+        for (_, expected) in lock(&self.expected).drain() {
+            expected.connection.fail(UNSERVED);
+        }
+    }
+
     fn wake(&self) {
         // Fails only if it was woken 2^64 times already, and then it is awake.
         let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());

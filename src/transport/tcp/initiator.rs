@@ -60,6 +60,9 @@ struct Posted {
     /// The local memory, owned until the request is done: where a payload comes from, or where an answer goes.
     memory: Option<LocalSlice>,
     answer: Answer,
+    /// It is not sent before the request of this sequence is done: the last one before it that may bring its payload.
+    /// 0 if there is none, or it has no fence.
+    behind: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,6 +97,8 @@ pub(super) struct Initiator {
     /// True if the system's buffer was full. A caller that polls in a loop would fill every little gap in it with a
     /// call of its own; so from then on a good part of it must be free first.
     is_blocked: bool,
+    /// Sequence of the last request that brings bytes; 0 if there was none.
+    last_bringing: u64,
     /// Requests since the last one that asks for an answer.
     unasked: usize,
     /// The progress of the answer at `done + 1`, if it is a long one that is arriving.
@@ -133,6 +138,7 @@ impl Initiator {
             unsent: 0,
             sent_bytes: 0,
             is_blocked: false,
+            last_bringing: 0,
             unasked: 0,
             arriving: None,
             buffer: Box::new([0; BUFFER_BYTES]),
@@ -231,7 +237,8 @@ impl Initiator {
                 )
             };
             let (id, memory, answer) = (WorkRequestId(0), None, Answer::Internal);
-            self.queue.push_back(Posted { id, signalled: false, header: header.encode(), memory, answer });
+            let header = header.encode();
+            self.queue.push_back(Posted { id, signalled: false, header, memory, answer, behind: 0 });
             self.internal += 1;
             self.send();
         }
@@ -270,9 +277,19 @@ impl Initiator {
             notify,
             ..words(self.next(), self.epoch, remote, values)
         };
+        // The target carries requests out one by one: a fence has something to wait for only where the payload comes
+        // from memory of this side, to which an earlier request may bring it.
+        let is_fenced = request.flags.contains(Flags::FENCE);
+        let behind = match &request.operation {
+            Operation::Write { .. } if is_fenced && self.last_bringing > self.done => self.last_bringing,
+            _ => 0,
+        };
         let (header, memory, expected) = match &request.operation {
             Operation::WriteInline { data, remote } => {
                 (with(Kind::Words, remote, data.words()), None, Answer::None)
+            }
+            Operation::Write { local, remote, .. } if behind > 0 => {
+                (plain(Kind::Write, remote), Some(local.clone()), Answer::None)
             }
             Operation::Write { local, remote, .. } => match as_words(local, remote) {
                 Some(values) => (with(Kind::Words, remote, &values), None, Answer::None),
@@ -292,7 +309,10 @@ impl Initiator {
                 (with(Kind::CompareSwap, remote, &[*compare, *swap]), Some(local.clone()), Answer::Value)
             }
         };
-        Posted { id: request.id, signalled, header: header.encode(), memory, answer: expected }
+        if expected != Answer::None {
+            self.last_bringing = self.next();
+        }
+        Posted { id: request.id, signalled, header: header.encode(), memory, answer: expected, behind }
     }
 
     /// True if the request at the front is done and no caller polls its completion.
@@ -344,6 +364,11 @@ impl Initiator {
     pub(super) fn advance(&mut self) {
         self.send();
         while self.broken.is_none() && self.receive() {}
+        let next = self.queue.get(self.unsent);
+        if next.is_some_and(|posted| posted.behind > 0 && posted.behind <= self.done) {
+            // What it waited for has come. The caller may sleep now until there is more.
+            self.send();
+        }
     }
 
     #[inline]
@@ -355,7 +380,7 @@ impl Initiator {
             let mut pieces = SmallVec::<[VolatileSlice<'_>; MAX_PIECES]>::new();
             let (mut skip, mut total) = (self.sent_bytes, 0);
             for posted in self.queue.range(self.unsent..) {
-                if total >= SEND_BYTES || pieces.len() + 2 > MAX_PIECES {
+                if total >= SEND_BYTES || pieces.len() + 2 > MAX_PIECES || posted.behind > self.done {
                     break;
                 }
                 let header = VolatileSlice::from_ref(posted.header.as_bytes());
@@ -368,6 +393,10 @@ impl Initiator {
                         total += wanted;
                     }
                 }
+            }
+            if pieces.is_empty() {
+                // A fence holds the first one back.
+                return;
             }
             match self.socket.send(&pieces) {
                 Ok(Moved::Bytes(bytes)) => {

@@ -18,8 +18,9 @@
 //! connection ends.
 //!
 //! **Complete means applied**, as everywhere: the target tells so, and it tells it for signalled requests and for every
-//! quarter of a queue of others. A peer that was killed is noticed at once, one whose host is gone within seconds. A
-//! peer that only does not poll is left alone for as long as its heartbeats come.
+//! quarter of a queue of others. A peer that was killed is noticed at once, one whose host is gone within seconds.
+//! Where a child that the peer had forked outlives it, the child keeps copies of its sockets open, and only the missing
+//! heartbeats tell. A peer that only does not poll is left alone for as long as its heartbeats come.
 //!
 //! **Words.** An aligned word of 8 bytes never tears in a request of up to 4 KiB; longer payloads are copied by the
 //! kernel, which may cut a word where a packet or a call ends. Words that announce something are shorter.
@@ -171,7 +172,7 @@ impl Tcp {
     /// The progress thread, started if it does not run in this process.
     fn engine(&self, operation: &'static str, address: &Address) -> Result<Arc<Engine>, ConnectError> {
         let mut engine = connection::lock(&self.engine);
-        if let Some(running) = engine.as_ref().filter(|engine| !engine.is_inherited()) {
+        if let Some(running) = engine.as_ref().filter(|engine| engine.is_running()) {
             return Ok(Arc::clone(running));
         }
         let started =

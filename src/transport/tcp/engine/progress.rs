@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::sources::{EventSource, SourceEntry};
 use super::turns::{CatchUp, RESTRAINT, Spin};
-use super::{Command, EVENTS, ProgressShared};
+use super::{Command, EVENTS, ProgressShared, UNSERVED};
 use crate::channel;
 use crate::channel::Channel;
 use crate::transport::tcp::connection::{Connection, lock};
@@ -39,6 +39,16 @@ pub(super) struct ProgressState {
     free: Vec<usize>,
 }
 
+impl Drop for ProgressState {
+    fn drop(&mut self) {
+        // Owners that are left, if the thread panicked or the system failed it, hear so.
+        for source in self.sources.iter().filter_map(|entry| entry.source.as_ref()) {
+            source.connection().fail(UNSERVED);
+        }
+        self.shared.give_up();
+    }
+}
+
 impl ProgressState {
     pub(super) fn new(access_violations: Arc<AtomicU64>) -> io::Result<ProgressState> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -50,6 +60,7 @@ impl ProgressState {
             wake,
             stop: AtomicBool::new(false),
             is_to_wake: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             access_violations,

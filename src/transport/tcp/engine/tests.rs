@@ -77,3 +77,63 @@ fn an_event_from_before_a_copy_does_not_end_a_connection() {
     progress.handle(token, epoll::EventFlags::IN | epoll::EventFlags::HUP);
     assert!(connection.over().is_some(), "the peer is gone");
 }
+
+/// The same with a thread that panics at its first step.
+fn ended() -> Engine {
+    let progress = ProgressState::new(Arc::default()).unwrap();
+    let shared = Arc::clone(&progress.shared);
+    let run = move || {
+        let _dropped = progress;
+        panic!("on purpose");
+    };
+    let thread = Some(OwnThread::start("slackline-tcp", run).unwrap());
+    let engine = Engine { shared, thread, guard: ForkGuard::new() };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !engine.has_ended() {
+        assert!(Instant::now() < deadline, "the thread does not end");
+        std::thread::yield_now();
+    }
+    engine
+}
+
+#[test]
+fn who_asks_a_thread_that_has_ended_is_not_kept_waiting() {
+    let engine = ended();
+    for _ in 0..3 {
+        assert!(engine.has_caught_up());
+    }
+    let terms = || Terms { grants: Vec::new(), blob: ConnectionIds { epoch: 1, ticket: [0; 16] } };
+    let connection = Arc::new(Connection::new(terms(), Vec::new(), terms(), None));
+    engine.tell(Command::Forget(Arc::clone(&connection)));
+    assert_eq!(Arc::strong_count(&connection), 1, "it is forgotten");
+    assert!(connection.over().is_some_and(|over| over.reason.contains("has ended")));
+}
+
+#[test]
+fn connections_end_with_the_thread_that_serves_them() {
+    let mut progress = ProgressState::new(Arc::default()).unwrap();
+    let terms = |byte| Terms { grants: Vec::new(), blob: ConnectionIds { epoch: 1, ticket: [byte; 16] } };
+    let [served, told, expected] =
+        [0, 1, 2].map(|byte| Arc::new(Connection::new(terms(byte), Vec::new(), terms(byte), None)));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _peers = [(); 2].map(|()| TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    let socket = || Socket::bare(listener.accept().unwrap().0);
+    progress.serve(socket(), Arc::clone(&served));
+    lock(&progress.shared.commands).push(Command::Serve(socket(), Arc::clone(&told)));
+    let waits = Expected { connection: Arc::clone(&expected), lanes: vec![Lane::ReverseData] };
+    lock(&progress.shared.expected).insert([2; 16], waits);
+    drop(progress);
+    for connection in [served, told, expected] {
+        assert!(connection.over().is_some_and(|over| over.reason.contains("has ended")));
+    }
+}
+
+#[test]
+fn a_thread_that_has_ended_is_started_again_for_the_next_listener() {
+    let tcp = crate::transport::tcp::Tcp::new();
+    *lock(&tcp.engine) = Some(Arc::new(ended()));
+    assert!(tcp.has_caught_up() && tcp.has_caught_up());
+    let address = "127.0.0.1:0".parse().unwrap();
+    let _listener = crate::transport::Transport::listen(&tcp, &address).unwrap();
+    assert!(!lock(&tcp.engine).as_ref().unwrap().has_ended());
+}

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::*;
-use crate::mem::alone;
+use crate::mem::{alone, true_in_a_forked_child};
 
 #[test]
 fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
@@ -92,4 +92,26 @@ fn a_newcomer_that_is_dropped_hears_so_even_if_a_forked_child_holds_a_copy() {
         let error = wait_for("the end", || newcomer.poll().err());
         assert!(matches!(error, channel::ChannelError::Closed { .. }), "{error}");
     });
+}
+
+#[test]
+fn a_forked_child_waits_for_no_lane_that_its_parent_had_locked() {
+    if !alone("transport::tcp::tests::fork::a_forked_child_waits_for_no_lane_that_its_parent_had_locked") {
+        return;
+    }
+    let tcp = Tcp::new();
+    let region = tcp.allocate(4096, ALL).unwrap();
+    let (mut client, _server, _) = pair(&tcp, &mut listen(&tcp), offer(vec![region.whole()]));
+    let heartbeat = std::sync::Arc::clone(&client.heartbeat);
+    let held = connection::lock(&heartbeat);
+    assert!(true_in_a_forked_child(|| {
+        // SAFETY: ends this child alone, where it waits for ever.
+        unsafe { libc::alarm(20) };
+        let lease = std::time::Duration::from_secs(10);
+        client.hear_wake();
+        client.allow_silence(lease);
+        client.close_code().is_none()
+    }));
+    drop(held);
+    client.check().unwrap();
 }
