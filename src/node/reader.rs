@@ -473,6 +473,11 @@ impl<T: Transport> Reader<T> {
         }
     }
 
+    /// Whether the owner is a server, whose versions are no publisher's.
+    pub(super) fn takes_workers(&self) -> bool {
+        self.link.welcome.scheme.is_some()
+    }
+
     pub(super) fn runtime(&self) -> Runtime {
         self.runtime.clone()
     }
