@@ -439,9 +439,11 @@ impl<E: Endpoint> Link<E> {
         }
         let pins = self.pins.as_mut().filter(|pins| pins.are_on_host());
         let (Some((into, bound)), Some(pins)) = (self.pull.wanted(), pins) else { return Ok(false) };
-        let shard = self.welcome.shard;
+        let (into, shard) = (into.clone(), self.welcome.shard);
         let held = pins.hold(bound).map_err(|source| Error::Pin { shard, source })?;
         let (Some(pulled), Some(bytes)) = (held, pins.bytes()) else { return Ok(false) };
+        // What an earlier copy has left there is overwritten, also if this one turns out to be of no version.
+        self.pull.take_partial();
         self.pull.copy_out(bytes, into.as_volatile());
         let label = pins.label().unwrap_or_default();
         let asked = self.pull.asks_included();

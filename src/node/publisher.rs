@@ -22,7 +22,7 @@ use super::wait::{WaitTurn, drive, wait};
 use crate::clock::{Clock, Version, VersionTag};
 use crate::cuda::GpuMemory;
 use crate::mem::{LocalSlice, Streaming, VolatileSlice, fence};
-use crate::param::{FrameHeader, FrameLabel, Latest, PendingDelta, Pinned, WrittenDelta};
+use crate::param::{FrameHeader, FrameLabel, Latest, PendingChecksum, PendingDelta, Pinned, WrittenDelta};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::trace::Publication;
@@ -409,6 +409,19 @@ impl<T: Transport> Publisher<T> {
     fn begin_delta(&mut self) -> Option<PendingDelta> {
         let (frame, version) = self.draft.filter(|_| !self.shard.is_inherited())?;
         self.shard.frames.begin_delta(frame, version)
+    }
+
+    /// Begins the checksum of the frame that is being written and that is filled, if versions carry one.
+    fn begin_checksum(&self) -> Option<PendingChecksum> {
+        let (frame, _) = self.draft.filter(|_| !self.shard.is_inherited())?;
+        self.shard.frames.begin_checksum(frame)
+    }
+
+    /// The checksum of the frame that is committed next.
+    fn set_checksum(&mut self, checksum: u64) {
+        if let Some((frame, _)) = self.draft {
+            self.shard.frames.set_checksum(frame, checksum);
+        }
     }
 
     fn write_delta(&mut self) {

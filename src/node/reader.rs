@@ -479,6 +479,11 @@ impl<T: Transport> Reader<T> {
         }
     }
 
+    /// Whether the owner is a server, whose versions are no publisher's.
+    pub(super) fn takes_workers(&self) -> bool {
+        self.link.welcome.scheme.is_some()
+    }
+
     pub(super) fn runtime(&self) -> Runtime {
         self.runtime.clone()
     }
@@ -599,16 +604,24 @@ impl<T: Transport> Reader<T> {
         if into.len() != self.copy_bytes() {
             return Err(Error::Length { given: into.len(), expected: self.copy_bytes(), unit: "bytes" });
         }
+        let deadline = self.runtime.now() + timeout;
         let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
         if self.link.expect_in_place().is_err() || is_checked || wanted.exact().is_some() {
             // A copy at hand that is older than what another read has got is not kept.
             let oldest = self.link.pull.no_older(Bound::NONE).version;
-            self.begin(wanted.no_older(oldest), None);
-            let fresh = complete(self.finish(timeout))?;
-            into.copy_from_slice(self.bytes()?);
-            return Ok(Fresh { copied: true, ..fresh });
+            loop {
+                self.begin(wanted.no_older(oldest), None);
+                let fresh = complete(self.finish(deadline - self.runtime.now()))?;
+                if let Some(fresh) = self.copied_into(into, fresh, wanted, deadline)? {
+                    return Ok(fresh);
+                }
+                if self.runtime.now() >= deadline {
+                    let (operation, (seen, awaited)) = ("keeping up with the publisher", self.link.lacking());
+                    let needed = wanted.bound();
+                    return Err(Error::Deadline { operation, waited: timeout, needed, seen, awaited });
+                }
+            }
         }
-        let deadline = self.runtime.now() + timeout;
         let mut retries = 0;
         loop {
             let newest = self.newest(deadline - self.runtime.now())?;
@@ -634,6 +647,24 @@ impl<T: Transport> Reader<T> {
                 return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen, awaited });
             }
         }
+    }
+
+    /// Copies the reader's copy into the caller's memory; `None` if it is too far behind by then.
+    fn copied_into(
+        &mut self,
+        into: &mut [u8],
+        fresh: Fresh,
+        wanted: Wanted,
+        deadline: Instant,
+    ) -> Result<Option<Fresh>, Error> {
+        into.copy_from_slice(self.bytes()?);
+        let Some(most_behind) = wanted.most_behind() else {
+            return Ok(Some(Fresh { copied: true, ..fresh }));
+        };
+        let newest = self.newest(deadline - self.runtime.now())?;
+        self.expect_within(wanted, newest)?;
+        let behind = fresh.version.behind(newest);
+        Ok((behind <= most_behind).then_some(Fresh { behind, copied: true, ..fresh }))
     }
 
     /// Reads whatever is there, possibly a mixture of versions: see [`Consistency::Mixture`].

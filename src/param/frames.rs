@@ -17,6 +17,20 @@ use crate::transport::{PayloadMemory, PayloadSlice};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pinned;
 
+/// The checksum of a version that is whole in its frame and is committed next, before it is computed.
+#[derive(Debug)]
+pub struct PendingChecksum {
+    header: FrameHeader,
+    payload: LocalSlice,
+}
+
+impl PendingChecksum {
+    /// Computes it: one pass over the version.
+    pub fn compute(&self) -> u64 {
+        frame_checksum(&self.header, &self.payload)
+    }
+}
+
 /// The word in which the writers of one frame say how much of it is whole.
 #[derive(Clone, Debug)]
 pub struct Progress {
@@ -93,8 +107,8 @@ impl Frames {
         frames
     }
 
-    /// Whether [`commit`](Self::commit) computes a checksum over each payload: one more pass over it. Payloads on a GPU
-    /// have none.
+    /// Whether each payload has a checksum: one more pass over it, which [`commit`](Self::commit) makes unless
+    /// [`set_checksum`](Self::set_checksum) has told it. Payloads on a GPU have none.
     pub fn set_checksums(&mut self, on: bool) {
         self.checksums = on;
     }
@@ -121,6 +135,20 @@ impl Frames {
         if let Some(deltas) = &mut self.deltas {
             deltas.set_written(delta);
         }
+    }
+
+    /// Begins the checksum of the version that is whole in `frame`, which is then committed; `None` where there are
+    /// none, as on a GPU.
+    pub fn begin_checksum(&self, frame: u8) -> Option<PendingChecksum> {
+        let payload = self.host_payload(frame).filter(|_| self.checksums)?;
+        Some(PendingChecksum { header: self.header(frame), payload })
+    }
+
+    /// The checksum of the version that is whole in `frame`: its [`commit`](Self::commit) computes none.
+    pub fn set_checksum(&mut self, frame: u8, checksum: u64) {
+        assert_ne!(frame, self.latest.frame, "the latest frame is never written");
+        // Between the sequence's marks, as the payload is. The next version in this frame begins without one.
+        self.write_header(frame, FrameHeader { checksum, ..self.header(frame) });
     }
 
     /// Makes frame 0 `version`, of a shard that goes on from another incarnation: before
@@ -291,7 +319,9 @@ impl Frames {
         debug_assert!(!header.is_whole() && header.version == version);
         header.smallest_clock = smallest_clock;
         header.landed = landed_word(header.sequence, self.geometry.chunks());
-        if self.checksums {
+        if self.checksums && header.checksum == 0 {
+            #[cfg(test)]
+            COMPUTED_BY_COMMITS.with(|computed| computed.set(computed.get() + 1));
             header.checksum = self.checksum(frame, &header);
         }
         // The payload comes before the header: a follower that finds all chunks landed copies at once, and takes the
@@ -429,8 +459,14 @@ pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
     word.load(0, ordering!("pins_acquire", Acquire)) & !inbox::COPIES == u64::from(frame) + 1
 }
 
+#[cfg(test)]
+std::thread_local! {
+    /// The checksums that commits in this thread have computed themselves.
+    pub(crate) static COMPUTED_BY_COMMITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// CRC-64 over epoch, version, bytes and payload; never 0, which stands for "none".
-pub(super) fn frame_checksum(header: &FrameHeader, payload: &LocalSlice) -> u64 {
+pub(crate) fn frame_checksum(header: &FrameHeader, payload: &LocalSlice) -> u64 {
     let mut seed = [0; 24];
     for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.version.get(), header.bytes]) {
         bytes.copy_from_slice(&word.to_le_bytes());

@@ -33,7 +33,9 @@ pub(crate) use delta::DELTA_TAG;
 pub use delta::{DeltaGeometry, DeltaPull, DeltaSource, DeltaTurn, Deltas, PendingDelta, WrittenDelta};
 #[cfg(any(test, fuzzing))]
 pub(crate) use delta::{delta_samples, fuzz_delta};
-pub use frames::{Frames, Pinned, Progress};
+#[cfg(test)]
+pub(crate) use frames::{COMPUTED_BY_COMMITS, frame_checksum};
+pub use frames::{Frames, PendingChecksum, Pinned, Progress};
 pub use group::{
     GONE_ID, GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID,
     PartHeader, Ranks, ranks_word,

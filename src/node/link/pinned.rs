@@ -172,3 +172,48 @@ impl<E: Endpoint> Link<E> {
         Ok(held)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{Publisher, PublisherOptions, Reader, ReaderOptions};
+    use crate::param::{PartialCopy, PullOptions, RETRIES_BEFORE_PIN};
+    use crate::table::{ElementType, Table};
+    use crate::transport::Address;
+    use crate::transport::shm::Shm;
+
+    /// Bytes of a version, and of a header.
+    const BYTES: usize = 64;
+
+    #[test]
+    fn a_rescue_that_loses_its_pin_leaves_no_part_of_a_copy_to_go_on_with() {
+        let (table, patience) =
+            (Table::flat(BYTES as u64, ElementType::U8).unwrap(), Duration::from_secs(60));
+        let mut publisher =
+            Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default()).unwrap();
+        let address = publisher.address();
+        let connect = move || Reader::connect(Shm::new(), &address, ReaderOptions::default(), patience);
+        let connecting = std::thread::spawn(connect);
+        assert!(publisher.drive(|publisher| publisher.readers().len() == 1, patience).unwrap());
+        let mut link = connecting.join().unwrap().unwrap().link;
+        let version = publisher.publish(&[0; BYTES], patience).unwrap();
+        let frames = publisher.frames();
+        let header = frames.layout().frame_header(frames.latest().frame);
+        // The copy goes where the header of the version is, so that the pin is lost while it is made.
+        let into = frames.control().slice(header, BYTES).unwrap();
+        let sequence = into.as_volatile().load_u64(0);
+        let options = PullOptions { label: true, ..PullOptions::default() };
+        link.pull.start(Bound::version(version), into.clone(), options).unwrap();
+        link.pull.resume(PartialCopy::unlabelled(version, 32));
+        // It is being written, each time that it is looked at.
+        into.as_volatile().store_u64(0, sequence + 1);
+        while link.pull.retries() < RETRIES_BEFORE_PIN {
+            link.advance().unwrap();
+        }
+        into.as_volatile().store_u64(0, sequence);
+        assert!(link.pull.wanted().is_some(), "it is the link that is to bring the copy");
+        assert!(!link.rescue().unwrap(), "its pin was lost");
+        assert_eq!(into.as_volatile().load_u64(0), 0, "it has copied");
+        assert_eq!(link.pull.take_partial(), None);
+    }
+}

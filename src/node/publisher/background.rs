@@ -123,12 +123,22 @@ impl<T: Transport> Shared<T> {
         false
     }
 
-    pub(super) fn write_delta(&self) {
-        let delta = self.publisher().begin_delta();
+    /// Makes what a commit needs of the draft that is filled, by passes over it: its difference from the version before
+    /// and its checksum.
+    pub(super) fn prepare_commit(&self) {
+        let (delta, checksum) = {
+            let mut publisher = self.publisher();
+            (publisher.begin_delta(), publisher.begin_checksum())
+        };
         // Readers come and go meanwhile.
-        if let Some(delta) = delta.map(PendingDelta::encode) {
-            self.publisher().set_delta(delta);
+        let (delta, checksum) =
+            (delta.map(PendingDelta::encode), checksum.map(|checksum| checksum.compute()));
+        if delta.is_none() && checksum.is_none() {
+            return;
         }
+        let mut publisher = self.publisher();
+        delta.into_iter().for_each(|delta| publisher.set_delta(delta));
+        checksum.into_iter().for_each(|checksum| publisher.set_checksum(checksum));
     }
 
     #[cfg(feature = "cuda")]
@@ -396,7 +406,7 @@ impl<T: Transport> Draft<T> {
     pub fn commit(mut self, tag: VersionTag) -> Result<Version, Error> {
         self.shared.expect_there()?;
         self.expect_copied()?;
-        self.shared.write_delta();
+        self.shared.prepare_commit();
         self.is_open = false;
         self.shared.publisher().commit_draft(tag).map(|(version, _)| version)
     }
@@ -411,7 +421,7 @@ impl<T: Transport> Draft<T> {
         self.expect_copied()?;
         let shared = self.shared.clone();
         let digests = digests(shared.table.tensors().iter(), self.memory()?);
-        self.shared.write_delta();
+        self.shared.prepare_commit();
         self.is_open = false;
         self.shared.publisher().commit_recorded(tag, digests)
     }
@@ -444,11 +454,37 @@ mod tests {
 
     use super::*;
     use crate::mem::{alone, true_in_a_forked_child};
-    use crate::node::PublisherOptions;
+    use crate::node::{PublisherOptions, Reader, ReaderOptions, ShardOptions, Wanted};
+    use crate::param::{COMPUTED_BY_COMMITS, frame_checksum};
     use crate::table::ElementType;
     use crate::transport::shm::Shm;
 
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn readers_are_looked_after_while_the_checksum_of_a_version_is_made() {
+        let (at, table) = (Address::random(), Table::flat(64, ElementType::U8).unwrap());
+        let memory = ShardOptions { checksums: true, ..ShardOptions::default() };
+        let options = PublisherOptions { memory, ..PublisherOptions::default() };
+        let computed = || COMPUTED_BY_COMMITS.with(|computed| computed.get());
+        let (mut publisher, before) = (Publisher::new(Shm::new(), &at, table, options).unwrap(), computed());
+        publisher.publish(&[1; 64], PATIENCE).unwrap();
+        assert_eq!(computed(), before + 1, "without a thread there is no lock, and the commit makes it");
+        let publisher = publisher.into_background().unwrap();
+        publisher.publish(&[2; 64], VersionTag::default(), PATIENCE).unwrap();
+        publisher.draft(PATIENCE).unwrap().commit_recorded(VersionTag::default()).unwrap();
+        assert_eq!(computed(), before + 1, "a commit, which holds the publisher, has made a checksum");
+        // They are those of the versions all the same.
+        let options = ReaderOptions { checksums: true, ..ReaderOptions::default() };
+        let mut reader = Reader::connect(Shm::new(), &publisher.address(), options, PATIENCE).unwrap();
+        publisher.publish(&[3; 64], VersionTag::default(), PATIENCE).unwrap();
+        assert_eq!(reader.snapshot(Wanted::at_least(Version::new(4)), PATIENCE).unwrap().bytes(), [3; 64]);
+        let publisher = publisher.shared.publisher();
+        let frames = publisher.frames();
+        let header = frames.header(frames.latest().frame);
+        let payload = frames.host_payload(frames.latest().frame).unwrap();
+        assert_eq!(header.checksum, frame_checksum(&header, &payload));
+    }
 
     #[test]
     fn a_forked_child_waits_for_no_lock_of_its_parents_publisher() {

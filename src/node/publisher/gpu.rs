@@ -27,6 +27,8 @@ pub(super) struct Copying {
     copies: Copies,
     /// The tag to publish it with; a draft that was dropped has none.
     tag: Option<VersionTag>,
+    /// The error for which it is given up.
+    fault: Option<Error>,
     outcome: Arc<Outcome>,
 }
 
@@ -46,7 +48,7 @@ impl Outcome {
 
 impl Copying {
     pub(super) fn dropped(copies: Copies) -> Copying {
-        Copying { copies, tag: None, outcome: Arc::default() }
+        Copying { copies, tag: None, fault: None, outcome: Arc::default() }
     }
 
     /// True once its copies are done, or over after a fault.
@@ -55,22 +57,25 @@ impl Copying {
             Ok(is_done) => is_done || mutant!("publish_before_copied"),
             Err(error) => {
                 tracing::warn!(%error, "a version is given up: a GPU did not copy it");
-                self.tag = None;
-                self.outcome.set(Err(error));
+                (self.tag, self.fault) = (None, Some(error));
                 true
             }
         }
     }
 
-    /// Publishes the draft, or gives it up.
-    fn end<T: Transport>(&mut self, shared: &Shared<T>) {
-        match self.tag.take() {
+    /// Publishes the draft, or gives it up. Returns what is to be told of it, and whom; `None` of one that was dropped.
+    fn end<T: Transport>(mut self, shared: &Shared<T>) -> Option<(Arc<Outcome>, Result<Version, Error>)> {
+        let told = match self.tag.take() {
             Some(tag) => {
-                shared.write_delta();
-                self.outcome.set(shared.publisher().commit_draft(tag).map(|(version, _)| version));
+                shared.prepare_commit();
+                Some(shared.publisher().commit_draft(tag).map(|(version, _)| version))
             }
-            None => shared.publisher().publish_abort(),
-        }
+            None => {
+                shared.publisher().publish_abort();
+                self.fault.take().map(Err)
+            }
+        };
+        told.map(|told| (self.outcome.clone(), told))
     }
 }
 
@@ -162,7 +167,7 @@ impl<T: Transport> Draft<T> {
             Ok(()) => {
                 let copies = std::mem::take(&mut self.copies);
                 // Where the publisher was dropped, so is this, with this draft's part of it.
-                self.hand_over(Copying { copies, tag: Some(tag), outcome: outcome.clone() });
+                self.hand_over(Copying { copies, tag: Some(tag), fault: None, outcome: outcome.clone() });
             }
         }
         Publishing { version, outcome, publisher: Arc::downgrade(&shared) }
@@ -209,9 +214,12 @@ impl<T: Transport> Shared<T> {
             *self.copying() = Some(draft);
             return true;
         }
-        draft.end(self);
-        drop(draft);
+        let told = draft.end(self);
         self.copying_is_open.store(false, Release);
+        // Who hears of it may begin the next version at once.
+        if let Some((outcome, told)) = told {
+            outcome.set(told);
+        }
         false
     }
 }

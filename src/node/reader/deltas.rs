@@ -17,7 +17,7 @@ use crate::transport::Transport;
 pub(super) struct DeltaBase {
     version: Version,
     label: FrameLabel,
-    buffer: Arc<Buffer>,
+    pub(super) buffer: Arc<Buffer>,
 }
 
 /// The step that the copy of a relay has come to.
@@ -68,16 +68,17 @@ impl<T: Transport> Reader<T> {
         is_whole && self.link.has_deltas()
     }
 
-    /// Begins to read the differences from the copy at hand, or from the newest snapshot. False if there is none of a
-    /// version that they may begin from.
+    /// Begins to read the differences from the copy at hand, or from the newest snapshot, unless the memory of the next
+    /// one is filled already. False if there is none of a version that they may begin from.
     pub(super) fn begin_deltas(
         &mut self,
         is_snapshot: bool,
+        filling: Option<(Version, FrameLabel)>,
         bound: Bound,
         exactly: Option<Version>,
     ) -> Result<bool, Error> {
         let base = match is_snapshot {
-            true => self.base.as_ref().map(|base| (base.version, base.label)),
+            true => filling.or(self.base.as_ref().map(|base| (base.version, base.label))),
             false => self.content,
         };
         // A number is made once by a publisher, and by a server once in each of its incarnations.

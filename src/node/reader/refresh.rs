@@ -20,6 +20,8 @@ pub(super) struct Refresh {
     step: RefreshStep,
     /// The last copy was too far behind when it was there.
     is_too_stale: bool,
+    /// The version that the memory of the snapshot holds then: differences go on from there.
+    filling: Option<(Version, FrameLabel)>,
 }
 
 /// The step that a refresh has come to.
@@ -31,8 +33,12 @@ enum RefreshStep {
     Asked { answers: u64 },
     /// A version within the bound is to be copied.
     Copy { bound: Bound },
-    /// The copy at hand is brought there by differences; `has_read` once one of them was applied.
-    Deltas { bound: Bound, has_read: bool },
+    /// The copy at hand is brought there by differences; `has_read` once one of them was applied, and `is_filled` once
+    /// the memory that they are applied to holds the version that they begin from.
+    Deltas { bound: Bound, has_read: bool, is_filled: bool },
+    /// The differences have led to a version: how far it is behind is known once so many probes were answered. The look
+    /// that told of it may have been long before the copy was complete.
+    Judge { answers: u64, pulled: Pulled, label: FrameLabel, has_read: bool },
     /// It is being copied, once the requests of an earlier pull are over.
     Copying { bound: Bound, has_begun: bool },
 }
@@ -138,7 +144,7 @@ impl<T: Transport> Reader<T> {
             Some(_) => RefreshStep::Ask,
             None => RefreshStep::Copy { bound: wanted.bound() },
         };
-        self.refresh = Some(Refresh { wanted, snapshot, step, is_too_stale: false });
+        self.refresh = Some(Refresh { wanted, snapshot, step, is_too_stale: false, filling: None });
     }
 
     /// Ends the refresh or the snapshot that has begun, if there is one, and lets go of the frame that it pins. What it
@@ -240,16 +246,12 @@ impl<T: Transport> Reader<T> {
         let turn = loop {
             refresh.step = match refresh.step {
                 RefreshStep::Ask => {
-                    // An answer to a question of an earlier call may be older than this one.
-                    let answers = self.link.answers() + 1 + u64::from(self.link.is_probing());
+                    let answers = self.answers_from_now();
                     self.link.look_around(now)?;
                     RefreshStep::Asked { answers }
                 }
                 RefreshStep::Asked { answers } => {
-                    self.link.probe()?;
-                    self.link.advance()?;
-                    if self.link.answers() < answers {
-                        self.link.look_around(now)?;
+                    if !self.ask_newest_once(answers, now)? {
                         break self.link.turn(false);
                     }
                     if let (None, Some(kept)) = (refresh.snapshot, self.kept(refresh.wanted)) {
@@ -268,16 +270,17 @@ impl<T: Transport> Reader<T> {
                         break WaitTurn::Asked;
                     }
                     self.make_room(refresh.snapshot.is_some())?;
-                    if self.begin_deltas(refresh.snapshot.is_some(), bound, refresh.wanted.exact())? {
-                        RefreshStep::Deltas { bound, has_read: false }
+                    let (is_snapshot, filling) = (refresh.snapshot.is_some(), refresh.filling.take());
+                    if self.begin_deltas(is_snapshot, filling, bound, refresh.wanted.exact())? {
+                        let is_filled = !is_snapshot || filling.is_some();
+                        RefreshStep::Deltas { bound, has_read: false, is_filled }
                     } else {
                         self.begin_copy(refresh.snapshot.is_some(), bound)
                     }
                 }
-                RefreshStep::Deltas { bound, has_read } => {
+                RefreshStep::Deltas { bound, has_read, is_filled } => {
                     let progress = self.link.advance()?;
                     let is_snapshot = refresh.snapshot.is_some();
-                    let is_filled = !is_snapshot || has_read;
                     match self.turn_of_deltas() {
                         DeltaTurn::Pending => {
                             self.link.look_around(now)?;
@@ -286,13 +289,23 @@ impl<T: Transport> Reader<T> {
                         DeltaTurn::Whole => self.begin_copy(is_snapshot, bound),
                         DeltaTurn::Apply => {
                             self.apply_delta(is_snapshot, is_filled)?;
-                            RefreshStep::Deltas { bound, has_read: true }
+                            RefreshStep::Deltas { bound, has_read: true, is_filled: true }
                         }
                         DeltaTurn::Reached(pulled, label) => {
                             self.reach(is_snapshot, is_filled, pulled)?;
-                            break self.ends(&mut refresh, pulled, label, has_read)?;
+                            if refresh.wanted.most_behind().is_none() {
+                                break self.ends(&mut refresh, pulled, label, has_read)?;
+                            }
+                            RefreshStep::Judge { answers: self.answers_from_now(), pulled, label, has_read }
                         }
                     }
+                }
+                RefreshStep::Judge { answers, pulled, label, has_read } => {
+                    if !self.ask_newest_once(answers, now)? {
+                        break self.link.turn(false);
+                    }
+                    let behind = pulled.version.behind(self.link.line.seen.version);
+                    break self.ends(&mut refresh, Pulled { behind, ..pulled }, label, has_read)?;
                 }
                 RefreshStep::Copying { bound, mut has_begun } => {
                     let bytes = self.copy_bytes();
@@ -316,6 +329,23 @@ impl<T: Transport> Reader<T> {
         };
         self.refresh = Some(refresh);
         Ok(turn)
+    }
+
+    /// The number of answers that there are once a question is answered that is asked from now on: an answer to one of
+    /// an earlier call may be older than this one.
+    fn answers_from_now(&self) -> u64 {
+        self.link.answers() + 1 + u64::from(self.link.is_probing())
+    }
+
+    /// Asks for the newest version's number. True once so many questions are answered.
+    fn ask_newest_once(&mut self, answers: u64, now: Instant) -> Result<bool, Error> {
+        self.link.probe()?;
+        self.link.advance()?;
+        let is_answered = self.link.answers() >= answers;
+        if !is_answered {
+            self.link.look_around(now)?;
+        }
+        Ok(is_answered)
     }
 
     /// Has the memory made that a copy goes to.
@@ -356,7 +386,8 @@ impl<T: Transport> Reader<T> {
             self.content = Some((pulled.version, label)).filter(|_| !self.is_callers);
         }
         if refresh.wanted.most_behind().is_some_and(|most| pulled.behind > most) {
-            *refresh = Refresh { step: RefreshStep::Ask, is_too_stale: true, ..*refresh };
+            let filling = refresh.snapshot.map(|_| (pulled.version, label));
+            *refresh = Refresh { step: RefreshStep::Ask, is_too_stale: true, filling, ..*refresh };
             return Ok(WaitTurn::Progress);
         }
         self.link.tell_held(pulled.version)?;
@@ -367,3 +398,6 @@ impl<T: Transport> Reader<T> {
         Ok(WaitTurn::Done(fresh))
     }
 }
+
+#[cfg(test)]
+mod judged;

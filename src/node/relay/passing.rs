@@ -19,11 +19,15 @@ use crate::mem::LocalSlice;
 use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
 use crate::scheme::Bound;
 use crate::table::Table;
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::transport::{Address, ConnectError, Host, Transport};
 
 /// Period at which a relay tells what it has, and looks whether it is to read from another owner.
 const TELL_EVERY: Duration = Duration::from_millis(10);
+
+/// Pause after none of the listed owners has let a relay in, before they are asked again. Readers are looked after
+/// in it.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The settings of a relay in a tree, from which it begins, and begins again once the publisher has a successor.
 #[derive(Clone)]
@@ -96,8 +100,10 @@ pub(crate) struct Passing<T: Transport> {
     /// The version from which on the owner that it is connected to has something to tell, until it is known whose
     /// versions it has: its first copy shows that, whatever their numbers are.
     unknown: Option<Version>,
-    /// The publisher whose versions these are, once it is known.
+    /// The publisher whose versions these are, once it is known; 0 for a server.
     origin: Option<u64>,
+    /// The incarnation of the server, once the relay has read from it, and not from another relay.
+    server: Option<u64>,
     /// A version of the publisher's has been copied: a later one than the relay began with, or one of its own memory.
     has_copied: bool,
     /// Readers are let in. A relay of listed owners begins with zeros that are no owner's version, and lets none in
@@ -110,6 +116,10 @@ pub(crate) struct Passing<T: Transport> {
     /// What followers have of the attempt so far is void: said with the first chunk of the next one.
     is_void: bool,
     pace: Pace,
+    /// The listed owners that have not let the relay in, one after the other.
+    refusals: usize,
+    /// No owner is asked before, since none of them has let the relay in.
+    rests_until: Instant,
 }
 
 impl<T: Transport + Clone> InTree<T> {
@@ -264,12 +274,15 @@ impl<T: Transport> Passing<T> {
             upstream,
             unknown: Some(Version::new(0)),
             origin: None,
+            server: None,
             has_copied: false,
             is_open,
             draft: None,
             retries: 0,
             is_void: false,
             pace: Pace::default(),
+            refusals: 0,
+            rests_until: Instant::ORIGIN,
         }
     }
 
@@ -332,6 +345,10 @@ impl<T: Transport> Passing<T> {
     fn turn(&mut self) -> Result<bool, Error> {
         let now = self.runtime.now();
         let joined = self.is_open && self.publisher.poll(now);
+        if now < self.rests_until {
+            // There is no owner to copy from.
+            return Ok(joined);
+        }
         if self.draft.is_none() {
             self.draft = self.publisher.begin_relayed()?.map(|memory| (memory, RelayStep::Begin));
             (self.retries, self.is_void) = (0, false);
@@ -356,8 +373,7 @@ impl<T: Transport> Passing<T> {
         let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
         // Those of a server are no publisher's.
         let is_anyones = label.origin == 0;
-        let is_another = !is_anyones && *self.origin.get_or_insert(label.origin) != label.origin;
-        if is_another && !mutant!("relay_origin") {
+        if self.is_another(label.origin) && !mutant!("relay_origin") {
             return Err(Error::AnotherPublisher);
         }
         // A relay upstream that has nothing yet says of zeros that they are what the publisher began with.
@@ -367,10 +383,20 @@ impl<T: Transport> Passing<T> {
         if version > newest || is_first {
             self.publisher.commit_relayed(version, label, std::mem::take(&mut self.is_void))?;
             self.draft = None;
-        } else {
+        } else if let Some((_, step)) = &mut self.draft {
             *step = RelayStep::Begin;
         }
         Ok(true)
+    }
+
+    /// Whether a version that was copied is of another publisher than those before, or of another incarnation of their
+    /// server: the same numbers would mean other bytes. Of versions of a server that come by way of another relay the
+    /// incarnation is not known.
+    fn is_another(&mut self, origin: u64) -> bool {
+        let is_of_server = origin == 0 && self.reader.takes_workers();
+        let epoch = self.reader.epoch();
+        *self.origin.get_or_insert(origin) != origin
+            || (is_of_server && *self.server.get_or_insert(epoch) != epoch)
     }
 
     /// Has the copy begin again from this step, after an error: what followers have copied of the attempt is void.
@@ -398,7 +424,10 @@ impl<T: Transport> Passing<T> {
                 next
             }
         };
+        // It is said once of each loss, and not with each attempt.
+        let is_said = self.refusals > 0;
         match lost {
+            Some(error) if is_said => tracing::debug!(%error, next = %address, "the owner upstream is lost"),
             Some(error) => tracing::warn!(%error, next = %address, "the owner upstream is lost"),
             None => tracing::info!(next = %address, "the publisher names another owner"),
         }
@@ -406,18 +435,24 @@ impl<T: Transport> Passing<T> {
         self.pace.forget();
         self.begin_again(RelayStep::Begin);
         let chunk_bytes = self.reader.geometry().chunk_bytes;
-        let waits = matches!(self.upstream, Upstream::Listed(..));
-        // Readers must not take this relay for dead meanwhile.
+        // Readers must not take this relay for dead meanwhile. An owner that does not listen is not waited for here,
+        // where no reader is looked after.
         let asked = ASK_FOR.min(self.lease / 3);
-        let connected = self.reader.reconnect_async(&address, waits, asked).await;
-        if let Upstream::Tree(announcer) = &mut self.upstream {
-            match &connected {
-                Ok(()) => announcer.reads_from(number),
-                Err(_) => announcer.has_not_reached(),
+        let connected = self.reader.reconnect_async(&address, false, asked).await;
+        match (&mut self.upstream, &connected) {
+            (Upstream::Tree(announcer), Ok(())) => announcer.reads_from(number),
+            (Upstream::Tree(announcer), Err(_)) => announcer.has_not_reached(),
+            (Upstream::Listed(..), Ok(())) => self.refusals = 0,
+            (Upstream::Listed(addresses, _), Err(_)) => {
+                self.refusals += 1;
+                if self.refusals.is_multiple_of(addresses.len()) {
+                    self.rests_until = self.runtime.now() + ASK_AGAIN;
+                }
             }
         }
         match connected {
             Err(error @ Error::AnotherTable { .. }) => return Err(error),
+            Err(error) if is_said => tracing::debug!(%error, %address, "no owner upstream yet"),
             Err(error) => tracing::warn!(%error, %address, "no owner upstream yet"),
             Ok(()) => {
                 expect_fit(&self.reader, &address, (self.publisher.table(), chunk_bytes))?;

@@ -85,6 +85,31 @@ mod tests {
     }
 
     #[test]
+    fn the_next_draft_is_free_before_any_thread_is_told_of_the_version() {
+        for is_fault in [false, true] {
+            let scene = shm();
+            let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+            draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
+            let publishing = draft.commit_when_copied(VersionTag::default());
+            {
+                // The publisher's thread cannot tell of it meanwhile.
+                let _untold = publishing.outcome.0.lock().unwrap();
+                match is_fault {
+                    true => scene.driver.fault(crate::cuda::ILLEGAL_ADDRESS),
+                    false => scene.driver.finish(),
+                }
+                let deadline = crate::node::now() + PATIENCE;
+                while scene.publisher.shared.copying_is_open.load(std::sync::atomic::Ordering::Acquire) {
+                    assert!(crate::node::now() < deadline, "the draft is open until its version is told");
+                    std::thread::yield_now();
+                }
+                drop(scene.publisher.draft(Duration::ZERO).unwrap());
+            }
+            drop(publishing);
+        }
+    }
+
+    #[test]
     fn a_draft_with_copies_under_way_is_not_committed_at_once() {
         let scene = shm();
         let mut draft = scene.publisher.draft(PATIENCE).unwrap();

@@ -2,12 +2,17 @@
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::super::*;
+    use crate::mem::{Access, HostMemory, MemoryRegion};
     use crate::node::runtime::complete;
-    use crate::node::{BackgroundPublisher, Relay, ShardOptions, Wanted};
+    use crate::node::{BackgroundPublisher, Relay, Server, ServerOptions, ShardOptions, Wanted};
     use crate::param::FrameLabel;
+    use crate::scheme::SchemeConfig;
     use crate::table::ElementType;
     use crate::transport::shm::Shm;
+    use crate::transport::{Capabilities, Offer, RegisterError};
 
     type ShmLink = Link<<Shm as Transport>::Endpoint>;
 
@@ -150,5 +155,187 @@ mod tests {
                 joined => assert!(fits && joined.is_ok(), "{joined:?}"),
             }
         }
+    }
+    /// Shared memory that counts the connections that are begun.
+    #[derive(Clone, Default)]
+    struct Counted(Shm, Arc<AtomicUsize>);
+
+    impl Transport for Counted {
+        type Endpoint = <Shm as Transport>::Endpoint;
+        type Listener = <Shm as Transport>::Listener;
+        type Connecting = <Shm as Transport>::Connecting;
+
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities()
+        }
+
+        fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+            self.0.register(memory, access)
+        }
+
+        fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+            self.0.allocate(bytes, access)
+        }
+
+        fn listen(&self, address: &Address) -> Result<Self::Listener, ConnectError> {
+            self.0.listen(address)
+        }
+
+        fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError> {
+            self.1.fetch_add(1, Relaxed);
+            self.0.connect(address, offer)
+        }
+    }
+
+    /// Has a relay take turns until one ends with an error.
+    fn until_error<T: Transport>(relay: &mut Passing<T>) -> Error {
+        let deadline = crate::node::now() + PATIENCE;
+        loop {
+            if let Err(error) = relay.turn() {
+                return error;
+            }
+            assert!(crate::node::now() < deadline, "no error comes");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Has a relay take turns until it has this version.
+    fn until_version<T: Transport>(relay: &mut Passing<T>, version: u64) {
+        let deadline = crate::node::now() + PATIENCE;
+        while relay.unknown == Some(Version::new(0)) || relay.publisher.version() < Version::new(version) {
+            relay.turn().unwrap();
+            assert!(crate::node::now() < deadline, "the version never comes");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_relay_without_an_owner_takes_in_all_readers_between_two_attempts() {
+        const READERS: usize = 4;
+        let (publisher, transport) = (publisher(8192, 1024), Counted::default());
+        let (upstream, own) = ([publisher.address(), Address::random()], Address::random());
+        let begin = Passing::begin(transport.clone(), &upstream, &own, PublisherOptions::default(), PATIENCE);
+        let mut relay = complete(begin).unwrap();
+        until_version(&mut relay, 0);
+        drop(publisher);
+        let lost = until_error(&mut relay);
+        assert!(is_loss(&lost), "{lost}");
+        // Each is asked once, however long it has for its answer: no process listens there.
+        transport.1.store(0, Relaxed);
+        for asked in 1..=upstream.len() {
+            assert_eq!(relay.rests_until, Instant::ORIGIN);
+            complete(relay.reconnect(Some(&lost))).unwrap();
+            assert_eq!(transport.1.load(Relaxed), asked);
+        }
+        // Then it rests: for longer here, since this machine may be slow.
+        assert!(relay.rests_until > Instant::ORIGIN, "it asks for ever");
+        relay.rests_until = relay.runtime.now() + 2 * PATIENCE;
+        std::thread::scope(|scope| {
+            let connect = || Reader::connect(Shm::new(), &own, ReaderOptions::default(), PATIENCE).map(drop);
+            let readers = [0; READERS].map(|_| scope.spawn(connect));
+            while readers.iter().any(|reader| !reader.is_finished()) {
+                relay.turn().unwrap();
+                std::thread::yield_now();
+            }
+            readers.into_iter().for_each(|reader| reader.join().unwrap().unwrap());
+        });
+        assert_eq!(transport.1.load(Relaxed), upstream.len());
+        // After it the owners are asked again.
+        relay.rests_until = Instant::ORIGIN;
+        assert!(is_loss(&until_error(&mut relay)));
+    }
+
+    /// A server in a thread of its own until its address is dropped. It begins with these parameters, as version 0.
+    fn server(address: &Address, value: f32) -> (OwnServer, Address) {
+        let table = Table::flat(16, ElementType::F32).unwrap();
+        let options = ServerOptions::new(SchemeConfig::Asp, 1, 0.5);
+        let mut server = Server::new(Shm::new(), address, table, &[value; 16], options).unwrap();
+        let (address, is_over) = (server.address(), Arc::new(AtomicBool::new(false)));
+        let told = is_over.clone();
+        let serving = std::thread::spawn(move || {
+            while !told.load(Relaxed) {
+                server.poll(crate::node::now()).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        (OwnServer { is_over, serving: Some(serving) }, address)
+    }
+
+    struct OwnServer {
+        is_over: Arc<AtomicBool>,
+        serving: Option<std::thread::JoinHandle<()>>,
+    }
+
+    impl Drop for OwnServer {
+        fn drop(&mut self) {
+            self.is_over.store(true, Relaxed);
+            self.serving.take().into_iter().for_each(|serving| drop(serving.join()));
+        }
+    }
+
+    /// The outcome of a relay that goes to another owner, as [`Passing::run`] does.
+    fn outcome_after_loss(relay: &mut Passing<Shm>) -> Result<(), Error> {
+        let deadline = crate::node::now() + PATIENCE;
+        while relay.unknown != Some(Version::new(0)) {
+            let lost = until_error(relay);
+            if !is_loss(&lost) {
+                return Err(lost);
+            }
+            complete(relay.reconnect(Some(&lost)))?;
+            assert!(crate::node::now() < deadline, "no owner lets it in");
+        }
+        while relay.unknown == Some(Version::new(0)) {
+            relay.turn()?;
+            assert!(crate::node::now() < deadline, "it copies nothing");
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_relay_of_a_server_ends_if_that_has_restarted() {
+        let own = Address::random();
+        for is_restarted in [true, false] {
+            let (first, address) = server(&Address::random(), 1.0);
+            // A second relay of the same server: of its versions it is not known whose they are.
+            let through =
+                Relay::start(Shm::new(), &[address.clone()], &Address::random(), options(), PATIENCE);
+            let through = through.unwrap();
+            // It lets a reader in once it has a version.
+            drop(Reader::connect(Shm::new(), through.address(), ReaderOptions::default(), PATIENCE).unwrap());
+            let upstream = match is_restarted {
+                true => vec![address.clone()],
+                false => vec![address.clone(), through.address().clone()],
+            };
+            let begin = Passing::begin(Shm::new(), &upstream, &own, options(), PATIENCE);
+            let mut relay = complete(begin).unwrap();
+            until_version(&mut relay, 0);
+            drop(first);
+            let _second = is_restarted.then(|| server(&address, 2.0));
+            let outcome = outcome_after_loss(&mut relay);
+            match is_restarted {
+                true => assert!(matches!(outcome, Err(Error::AnotherPublisher)), "{outcome:?}"),
+                false => outcome.unwrap(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_relay_of_a_publisher_takes_no_version_of_a_server() {
+        let table = Table::flat(16, ElementType::F32).unwrap();
+        let publisher = Publisher::new(Shm::new(), &Address::random(), table, options()).unwrap();
+        let publisher = publisher.into_background().unwrap();
+        let (_server, address) = server(&Address::random(), 1.0);
+        let (upstream, own) = ([publisher.address(), address], Address::random());
+        let begin = Passing::begin(Shm::new(), &upstream, &own, options(), PATIENCE);
+        let mut relay = complete(begin).unwrap();
+        until_version(&mut relay, 0);
+        drop(publisher);
+        let outcome = outcome_after_loss(&mut relay);
+        assert!(matches!(outcome, Err(Error::AnotherPublisher)), "{outcome:?}");
+    }
+
+    fn options() -> PublisherOptions {
+        PublisherOptions::default()
     }
 }
