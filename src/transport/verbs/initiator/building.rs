@@ -123,9 +123,11 @@ impl Initiator {
             let is_last = done + bytes == local.len();
             let kind = if is_last { EntryKind::of(request) } else { EntryKind::Part };
             let piece = local.piece(self.rail, done, bytes);
-            // What travels in the request itself the device need not fetch; this processor does.
+            // The device need not fetch a payload that travels in the request itself; this processor does, at once.
+            // Behind a fence it must not: an earlier request may still bring the payload.
             let fits = local.is_on_host() && piece.length <= self.pair.inline_bytes;
-            let in_request = fits && opcode == sys::IBV_WR_RDMA_WRITE;
+            let is_there = !request.flags.contains(Flags::FENCE);
+            let in_request = fits && is_there && opcode == sys::IBV_WR_RDMA_WRITE;
             let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
             let part = self.add(request, kind, Some(local), piece, opcode, flags);
             part.wr.rdma = rdma(remote, done as u64);
