@@ -1,9 +1,9 @@
 //! Averages between hosts in two racks, real and simulated, beside what a fluid does by hand: the networks of
 //! `tests/sim/racks.rs` as far as pairs of workers meet them.
 //!
-//! Hosts are network name spaces, racks are bridges, links are limited by the kernel (`tc`, HTB). Two connections that
+//! Hosts are network namespaces, racks are bridges, links are limited by the kernel (`tc`, HTB). Two connections that
 //! send as fast as they may, one each way, tell at first how many bytes the link between the racks carries beside
-//! headers and acknowledgements; messages are measured out by that. It takes root, or user name spaces, and `ip` and
+//! headers and acknowledgements; messages are measured out by that. It takes root, or user namespaces, and `ip` and
 //! `tc` of iproute2: `cargo bench --bench racks -- [--repeat N]`.
 
 #[expect(dead_code, reason = "used by tests")]

@@ -7,7 +7,7 @@ use slackline::Placement;
 fn main() -> ExitCode {
     match Placement::from_env() {
         Ok(Some(placement)) => {
-            let meet = placement.meeting_point.map_or("nowhere".into(), |point| point.to_string());
+            let meet = placement.rendezvous.map_or("nowhere".into(), |point| point.to_string());
             let (rank, world, source) = (placement.rank, placement.world, placement.source);
             println!("{source}: rank {rank} of {world}, meets at {meet}");
             ExitCode::SUCCESS

@@ -160,7 +160,7 @@ pub use channel::{Secret, SecretError};
 pub use clock::{Clock, Version, VersionTag};
 pub use diagnostic::Diagnostic;
 #[cfg(not(loom))]
-pub use job::env::{LaunchError, MeetingPoint, Placement};
+pub use job::env::{LaunchError, Placement, RendezvousEndpoint};
 #[cfg(not(loom))]
 pub use job::{Advance, Job, JobError, JobPlan, JobStep, JobWorker, LocalSteps, Published, Role, Served};
 #[cfg(not(loom))]

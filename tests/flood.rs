@@ -40,7 +40,7 @@ fn work_goes_on_beside(besieged: Besieged, kind: FloodKind) {
 }
 
 #[test]
-fn work_goes_on_and_workers_join_while_a_flood_reaches_the_meeting_point() {
+fn work_goes_on_and_workers_join_while_a_flood_reaches_the_rendezvous() {
     work_goes_on(Besieged::Hub);
 }
 

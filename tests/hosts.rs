@@ -1,6 +1,6 @@
-//! The transport contract and the torn-read litmus over TCP between two hosts, which are network name spaces.
+//! The transport contract and the torn-read litmus over TCP between two hosts, which are network namespaces.
 //!
-//! Slow, and needs `ip` and root or user name spaces: `cargo xtask test hosts`.
+//! Slow, and needs `ip` and root or user namespaces: `cargo xtask test hosts`.
 
 mod network {
     pub(crate) mod far;
@@ -155,7 +155,7 @@ fn hosts_reach_each_other_over_their_cables_and_nobody_else_reaches_them() {
 
 const HOLDER: &str = "SLACKLINE_TEST_HOLDS_HOSTS";
 
-/// Lists the name spaces of a process's hosts, to which its descriptors lead. A name space is gone once nothing leads
+/// Lists the namespaces of a process's hosts, to which its descriptors lead. A namespace is gone once nothing leads
 /// there any more.
 fn spaces(process: u32) -> Vec<String> {
     let entries = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();

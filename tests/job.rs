@@ -294,8 +294,8 @@ fn a_process_that_no_launcher_started_is_told_how_to_start_it() {
 
 #[test]
 fn a_rank_that_the_job_does_not_have_is_refused_before_anything_is_opened() {
-    let meeting_point = "127.0.0.1:9".parse().ok();
-    let placement = Placement { rank: 3, world: 3, meeting_point, ..Placement::default() };
+    let rendezvous = "127.0.0.1:9".parse().ok();
+    let placement = Placement { rank: 3, world: 3, rendezvous, ..Placement::default() };
     let error = Job::join(JobPlan::servers(1), &placement, None).err().expect("no job");
     assert!(matches!(error, JobError::NoSuchRank { rank: 3, world: 3 }), "{error}");
     assert!(error.to_string().contains("no rank 3 of 3"), "{error}");

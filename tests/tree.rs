@@ -1,5 +1,5 @@
 //! A publisher, a tree of relays and many readers, each a process, while every second one is killed or stopped, or its
-//! host is cut off: over TCP between several hosts (network name spaces), and over shared memory on one.
+//! host is cut off: over TCP between several hosts (network namespaces), and over shared memory on one.
 //!
 //! `SLACKLINE_TREE=READERS,SECONDS` makes it larger or longer, `SLACKLINE_TREE_SEED` chooses the faults of an earlier
 //! run; the line `MEASURED` and the line of JSON after it have what came of it. It takes `ip`, and root or user name

@@ -1,4 +1,4 @@
-//! Hosts whose links carry little, which are network name spaces.
+//! Hosts whose links carry little, which are network namespaces.
 
 use std::net::SocketAddr;
 

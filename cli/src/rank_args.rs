@@ -17,7 +17,7 @@ pub(crate) struct RankArgs {
     #[arg(long, help_heading = "Job", value_name = "RANK")]
     local_rank: Option<u32>,
 
-    /// Meeting point of the job: a host and port of rank 0 that all can reach
+    /// Rendezvous of the job: a host and port of rank 0 that all can reach
     ///
     /// The port is free on the host of rank 0, and the address is the same for all processes. [default: derived from
     /// what the launcher says, or SLACKLINE_RENDEZVOUS]

@@ -3,19 +3,19 @@
 use std::net::Ipv4Addr;
 
 use rustix::process::Signal;
-use slackline::MeetingPoint;
+use slackline::RendezvousEndpoint;
 
 mod common;
 use common::{Run, kill};
 
-/// A meeting point of its own for a test.
-fn meeting_point() -> String {
-    MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string()
+/// A rendezvous of its own for a test.
+fn rendezvous() -> String {
+    RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string()
 }
 
 #[test]
 fn every_process_of_a_job_that_fails_is_told_the_cause() {
-    let meet = meeting_point();
+    let meet = rendezvous();
     let start = |arguments: &[&str]| Run::of(&[arguments, &["--rendezvous", &meet]].concat());
     let coordinator = start(&["train", "--coordinate", "--workers", "2", "--timeout", "10"]);
     let others = [start(&["serve"]), start(&["work"])];
@@ -34,7 +34,7 @@ fn every_process_of_a_job_that_fails_is_told_the_cause() {
 
 #[test]
 fn workers_of_a_lost_server_are_told_how_the_job_ended() {
-    let meet = meeting_point();
+    let meet = rendezvous();
     let start = |arguments: &[&str]| Run::of(&[arguments, &["--rendezvous", &meet]].concat());
     let job = ["train", "--coordinate", "--workers", "2", "--model", "softmax", "--jitter", "constant(0.05)"];
     let coordinator = start(&job);
@@ -56,7 +56,7 @@ fn workers_of_a_lost_server_are_told_how_the_job_ended() {
 
 #[test]
 fn an_evicted_worker_that_wakes_is_told_so_and_why() {
-    let meet = meeting_point();
+    let meet = rendezvous();
     let start = |arguments: &[&str]| Run::of(&[arguments, &["--rendezvous", &meet]].concat());
     let job = ["train", "--coordinate", "--workers", "2", "--model", "softmax", "--epochs", "10"];
     let coordinator = start(&[&job[..], &["--jitter", "constant(0.05)"]].concat());
@@ -104,7 +104,7 @@ fn the_table_of_many_workers_is_bounded_and_says_how_many_are_left_out() {
 
 #[test]
 fn a_process_that_waits_says_for_whom_and_one_too_many_what_to_do() {
-    let meet = meeting_point();
+    let meet = rendezvous();
     let start = |arguments: &[&str]| Run::of(&[arguments, &["--rendezvous", &meet]].concat());
     let job = ["train", "--coordinate", "--workers", "1", "--model", "softmax", "--jitter", "0.1"];
     let coordinator = start(&job);

@@ -1,7 +1,7 @@
-//! The main job on three hosts, which are network name spaces: two workers share memory with the server, two reach it
+//! The main job on three hosts, which are network namespaces: two workers share memory with the server, two reach it
 //! over TCP.
 //!
-//! Slow, and needs `ip`, `nft`, and root or user name spaces: `cargo xtask test hosts`.
+//! Slow, and needs `ip`, `nft`, and root or user namespaces: `cargo xtask test hosts`.
 
 mod fleet;
 #[path = "../../tests/network/namespaces.rs"]

@@ -170,7 +170,7 @@ struct Held {
     processes: BTreeSet<u32>,
     /// Memory files, by device and inode.
     memory: BTreeSet<(u64, u64)>,
-    /// Names in the abstract name space.
+    /// Names in the abstract namespace.
     names: BTreeSet<String>,
 }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use slackline::MeetingPoint;
+use slackline::RendezvousEndpoint;
 use slackline_cli::metrics;
 
 mod common;
@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Returns consecutive ports, one for each process of this test, at which no process listens yet.
 fn ports(count: u16) -> Vec<String> {
-    let MeetingPoint { port: first, .. } = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let RendezvousEndpoint { port: first, .. } =
+        RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
     (first..first + count).map(|port| format!("127.0.0.1:{port}")).collect()
 }
 

@@ -10,7 +10,7 @@ use std::path::Path;
 use common::{Run, kill};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use slackline::MeetingPoint;
+use slackline::RendezvousEndpoint;
 
 /// A mean of two halves each gradient, which rounds nothing, and a sum of two has no order: the result is exact.
 const TWO_WORKERS: &str = "--scheme bsp --workers 2 --servers 2 --epochs 3 --seed 7";
@@ -68,7 +68,7 @@ fn two_workers_learn_bit_for_bit_the_same_by_one_sum_of_their_host() {
 fn ranks_of_a_launcher_learn_the_same_by_one_sum_of_their_host() {
     let folder = tempfile::tempdir().unwrap();
     let expected = train(folder.path(), TWO_WORKERS).1;
-    let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let meet = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
     let saved = folder.path().join("launched");
     let start = |rank: usize| {
         let options = TWO_WORKERS.replace("--workers 2 ", "");
@@ -95,7 +95,7 @@ fn people_are_told_that_one_worker_stands_for_its_host() {
 
 #[test]
 fn a_run_that_is_good_enough_ends_well_for_all_workers_of_a_host() {
-    let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let meet = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
     let start = |rank: usize| {
         let aim = "--epochs 100000 --target-accuracy 0.8";
         let ranks = format!("--rank {rank} --world-size 4 --rendezvous {meet}");

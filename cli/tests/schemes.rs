@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use slackline::MeetingPoint;
+use slackline::RendezvousEndpoint;
 use slackline_lab::data;
 use slackline_lab::model::load;
 use tempfile::TempDir;
@@ -98,7 +98,7 @@ fn what_is_saved_of_workers_without_a_server_is_their_mean() {
 
 #[test]
 fn a_worker_that_comes_to_a_group_that_has_begun_is_refused_with_the_reason() {
-    let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
+    let meet = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
     let meet = ["--rendezvous", &meet];
     let job =
         ["train", "--coordinate", "--scheme", "ds-sync", "--workers", "2", "--jitter", "constant(0.01)"];

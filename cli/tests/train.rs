@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
-use slackline::MeetingPoint;
+use slackline::RendezvousEndpoint;
 use slackline_lab::data;
 use slackline_lab::model::{self, Batches, ModelKind, ModelSpec, Scratch};
 use tempfile::TempDir;
@@ -306,7 +306,7 @@ fn a_model_that_cannot_be_saved_keeps_no_other_result_back() {
     let folder = TempDir::new().unwrap();
     let (models, json) = (folder.path().join("models"), folder.path().join("run.json"));
     std::fs::create_dir(&models).unwrap();
-    let (model, meet) = (models.join("model"), MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap());
+    let (model, meet) = (models.join("model"), RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap());
     let (save, json_file, meet) = (model.to_str().unwrap(), json.to_str().unwrap(), meet.to_string());
     let job = ["--coordinate", "--workers", "1", "--epochs", "1", "--rendezvous", &meet];
     let mut run = command(&[&job[..], &["--json", json_file, "--save", save]].concat());
@@ -616,7 +616,7 @@ fn help_tells_of_everything() {
 
 #[test]
 fn every_rank_of_a_launcher_trains_where_there_is_no_server() {
-    let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
+    let meet = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
     let start = |rank: &str| {
         let ranks = ["--rank", rank, "--world-size", "2", "--rendezvous", &meet];
         let options = ["--scheme", "ds-sync", "--epochs", "3", "--model", "softmax", "--json", "-"];

@@ -1,4 +1,4 @@
-//! Unauthenticated peers at the meeting point of a job that trains: they are shut out, and the job goes on as if they
+//! Unauthenticated peers at the rendezvous of a job that trains: they are shut out, and the job goes on as if they
 //! were not there.
 
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use slackline::internals::channel::{Channel, ChannelTerms, Purpose};
 use slackline::internals::job::rendezvous::{Host, Introduction, MemberRole, Membership};
-use slackline::{MeetingPoint, Secret};
+use slackline::{RendezvousEndpoint, Secret};
 use tempfile::TempDir;
 
 #[path = "../../tests/network/unauthenticated_peer.rs"]
@@ -250,7 +250,7 @@ fn program(role: &str, address: SocketAddr, secret: &Path) -> Command {
 
 /// Returns a port at which no process listens.
 fn free_port() -> SocketAddr {
-    let MeetingPoint { port, .. } = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let RendezvousEndpoint { port, .. } = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 

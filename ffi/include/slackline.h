@@ -552,7 +552,7 @@ enum slackline_log_level
      */
     SLACKLINE_LOG_LEVEL_ERROR = 1,
     /**
-     * Something that deserves a look: a peer was evicted, a connection was turned away.
+     * Something that deserves a look: a peer was evicted, a connection was refused.
      */
     SLACKLINE_LOG_LEVEL_WARN = 2,
     /**
@@ -809,7 +809,7 @@ typedef struct slackline_group slackline_group;
 
 /**
  * One process's part in a job of many processes that one launcher has started, torchrun, Slurm, Open MPI, MPICH or
- * `slackline launch`, or to which the program itself gives ranks. At rank 0 a thread keeps the meeting point of the
+ * `slackline launch`, or to which the program itself gives ranks. At rank 0 a thread keeps the rendezvous of the
  * job.
  *
  * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
@@ -1897,7 +1897,7 @@ typedef struct slackline_server_status {
      */
     uint64_t left;
     /**
-     * Peers that were turned away.
+     * Peers that were refused.
      */
     uint64_t refused;
     /**
@@ -2767,13 +2767,13 @@ slackline_status slackline_job_from_env(const struct slackline_job_options *opti
 
 /**
  * As `slackline_job_from_env`, for a program that gives ranks to its processes itself: this one is `rank`, which
- * counts from 0, of `world`. `meeting_point` is the HOST:PORT at which rank 0 listens for the others, the same
+ * counts from 0, of `world`. `rendezvous` is the HOST:PORT at which rank 0 listens for the others, the same
  * everywhere.
  */
 slackline_status slackline_job_join(const struct slackline_job_options *options,
                                     uint32_t rank,
                                     uint32_t world,
-                                    const char *meeting_point,
+                                    const char *rendezvous,
                                     struct slackline_job **job);
 
 /**

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use slackline::internals::job::member::WaitError;
 use slackline::internals::job::rendezvous;
-use slackline::{Job, JobError, MeetingPoint, Placement, Role};
+use slackline::{Job, JobError, Placement, RendezvousEndpoint, Role};
 
 use crate::error::{Failure, channel_status, slackline_status};
 use crate::gpu::named;
@@ -29,7 +29,7 @@ pub enum slackline_role {
 }
 
 /// One process's part in a job of many processes that one launcher has started, torchrun, Slurm, Open MPI, MPICH or
-/// `slackline launch`, or to which the program itself gives ranks. At rank 0 a thread keeps the meeting point of the
+/// `slackline launch`, or to which the program itself gives ranks. At rank 0 a thread keeps the rendezvous of the
 /// job.
 ///
 /// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
@@ -62,23 +62,23 @@ pub unsafe extern "C" fn slackline_job_from_env(
 }
 
 /// As `slackline_job_from_env`, for a program that gives ranks to its processes itself: this one is `rank`, which
-/// counts from 0, of `world`. `meeting_point` is the HOST:PORT at which rank 0 listens for the others, the same
+/// counts from 0, of `world`. `rendezvous` is the HOST:PORT at which rank 0 listens for the others, the same
 /// everywhere.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_join(
     options: *const slackline_job_options,
     rank: u32,
     world: u32,
-    meeting_point: *const c_char,
+    rendezvous: *const c_char,
     job: *mut *mut slackline_job,
 ) -> slackline_status {
     let join = || {
         let placed = || {
             // SAFETY: the contract.
-            let meeting_point = unsafe { text(meeting_point, "meeting_point")? }.parse::<MeetingPoint>();
-            let meeting_point =
-                meeting_point.map_err(|error| Failure::of(slackline_status::BadArgument, &error))?;
-            Ok(Placement { rank, world, meeting_point: Some(meeting_point), ..Placement::default() })
+            let rendezvous = unsafe { text(rendezvous, "rendezvous")? }.parse::<RendezvousEndpoint>();
+            let rendezvous =
+                rendezvous.map_err(|error| Failure::of(slackline_status::BadArgument, &error))?;
+            Ok(Placement { rank, world, rendezvous: Some(rendezvous), ..Placement::default() })
         };
         // SAFETY: the contract.
         unsafe { joined(options, placed) }

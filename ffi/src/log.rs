@@ -13,7 +13,7 @@ use crate::handle::call;
 pub enum slackline_log_level {
     /// Something failed that no call could answer.
     Error = 1,
-    /// Something that deserves a look: a peer was evicted, a connection was turned away.
+    /// Something that deserves a look: a peer was evicted, a connection was refused.
     Warn = 2,
     /// An event: a peer joined or left.
     Info = 3,

@@ -27,7 +27,7 @@ pub struct slackline_server_status {
     pub joined: u64,
     /// Workers that left or were evicted.
     pub left: u64,
-    /// Peers that were turned away.
+    /// Peers that were refused.
     pub refused: u64,
     /// Gradients that were folded in.
     pub folded: u64,

@@ -12,7 +12,7 @@ enum { WORKERS = 2, CLOCKS = 3 };
 static const char SECRET[] = "a secret of the job, long enough";
 
 /* Writes a port of this host at which no process listens, from below those that the system gives away. */
-static void free_meeting_point(char text[ADDRESS_SIZE])
+static void free_rendezvous(char text[ADDRESS_SIZE])
 {
     static uint16_t next;
     struct sockaddr_in address = {.sin_family = AF_INET};
@@ -86,7 +86,7 @@ static uint64_t workers_of_a_job(const struct slackline_job_options *options)
     char at[ADDRESS_SIZE];
     int rank;
 
-    free_meeting_point(at);
+    free_rendezvous(at);
     for (rank = 1; rank <= WORKERS; rank++) {
         fflush(NULL);
         children[rank - 1] = fork();
@@ -172,7 +172,7 @@ static void processes_of_a_job_that_differ_in_encryption_do_not_meet(void)
     char at[ADDRESS_SIZE];
     pid_t child;
 
-    free_meeting_point(at);
+    free_rendezvous(at);
     options.timeout_ms = 4000; /* for so long rank 0 waits for another worker once all are lost */
     fflush(NULL);
     child = fork();
@@ -210,7 +210,7 @@ static void fail_a_job(float learning_rate, const char *scheme, const char *caus
     char at[ADDRESS_SIZE];
     pid_t child;
 
-    free_meeting_point(at);
+    free_rendezvous(at);
     fflush(NULL);
     child = fork();
     CHECK(child >= 0);
@@ -252,7 +252,7 @@ static void a_job_without_a_server_says_so(void)
     struct slackline_job *job;
     char at[ADDRESS_SIZE];
 
-    free_meeting_point(at);
+    free_rendezvous(at);
     options.servers = 0;
     OK(slackline_job_join(&options, 0, 1, at, &job));
     EXPECT(BAD_ARGUMENT, slackline_job_worker(job, &working, &worker));
@@ -267,7 +267,7 @@ static void a_join_that_meets_its_deadline_may_be_tried_again(void)
     struct slackline_job *job;
     char at[ADDRESS_SIZE];
 
-    free_meeting_point(at);
+    free_rendezvous(at);
     options.timeout_ms = 50;
     EXPECT(DEADLINE, slackline_job_join(&options, 1, 2, at, &job));
     CHECK(job == NULL && slackline_last_error_is_retryable() == 1);

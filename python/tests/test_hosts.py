@@ -78,7 +78,7 @@ def apart(tmp_path: Path, setting: str, code: str) -> str:
     command = ["unshare", "-Urnmu", "sh", "-ec", begin, "sh", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if "Operation not permitted" in done.stderr or "Unknown device type" in done.stderr:
-        pytest.skip(f"no name spaces here: {done.stderr}")
+        pytest.skip(f"no namespaces here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -1,6 +1,6 @@
 """Names of hosts are looked up while Python goes on, within the timeout, and again until they are known.
 
-Each program has name spaces of its own, in which the name server does not answer.
+Each program has namespaces of its own, in which the name server does not answer.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(tmp_path: Path) -> Run:
     try:
         subprocess.run([*within, "true"], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"no name spaces here: {error}")
+        pytest.skip(f"no namespaces here: {error}")
 
     def run(code: str, look_up: int = 3) -> None:
         command = [*within, sys.executable, "-c", PRELUDE + textwrap.dedent(code)]

@@ -179,7 +179,7 @@ def test_a_process_that_nobody_launched_is_in_no_job(python: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "world", "meeting_point", "options", "error"),
+    ("rank", "world", "rendezvous", "options", "error"),
     [
         ("pigeon", 2, "127.0.0.1:{port}", {}, slackline.BadOption),
         ("1", 2, "127.0.0.1:{port}", {"timeout": 0.2}, slackline.DeadlineError),
@@ -190,14 +190,14 @@ def test_a_process_that_nobody_launched_is_in_no_job(python: Start) -> None:
 def test_a_job_that_cannot_be_says_by_its_class_why(
     rank: str,
     world: int,
-    meeting_point: str,
+    rendezvous: str,
     options: dict[str, Any],
     error: type[slackline.Error],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("SLACKLINE_SECRET", "SLACKLINE_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
-    given = {"RANK": rank, "WORLD_SIZE": str(world), "RENDEZVOUS": meeting_point.format(port=free_port())}
+    given = {"RANK": rank, "WORLD_SIZE": str(world), "RENDEZVOUS": rendezvous.format(port=free_port())}
     for name, value in given.items():
         monkeypatch.setenv(f"SLACKLINE_{name}", value)
     with pytest.raises(error) as caught:
@@ -208,7 +208,7 @@ def test_a_job_that_cannot_be_says_by_its_class_why(
 @pytest.mark.parametrize("setting", ['scheme="pigeon"', 'idle="pigeon"', 'learning_rate=float("nan")'])
 def test_a_server_that_cannot_be_made_fails_its_job(setting: str, python: Start) -> None:
     code = """
-        os.environ |= {"SLACKLINE_RANK": rank, "SLACKLINE_WORLD_SIZE": "2", "SLACKLINE_RENDEZVOUS": meeting_point}
+        os.environ |= {"SLACKLINE_RANK": rank, "SLACKLINE_WORLD_SIZE": "2", "SLACKLINE_RENDEZVOUS": rendezvous}
         job = slackline.Job.from_env(timeout=30)
         try:
             if job.role == "server":
@@ -218,8 +218,8 @@ def test_a_server_that_cannot_be_made_fails_its_job(setting: str, python: Start)
         except slackline.Error as error:
             print(type(error).__name__, "pigeon" in str(error) or "learning_rate" in str(error))
         """.replace("SETTING", setting)
-    meeting_point = f"127.0.0.1:{free_port()}"
-    ranks = [python(code, rank=str(rank), meeting_point=meeting_point) for rank in range(2)]
+    rendezvous = f"127.0.0.1:{free_port()}"
+    ranks = [python(code, rank=str(rank), rendezvous=rendezvous) for rank in range(2)]
     told = [child.stdout.readline() for child in ranks]
     assert told == ["BadOption True\n", "JobFailed True\n"]
 

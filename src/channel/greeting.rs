@@ -298,7 +298,7 @@ impl Purpose {
 
     fn name(self) -> &'static str {
         match self {
-            Purpose::Rendezvous => "a meeting point",
+            Purpose::Rendezvous => "a rendezvous",
             Purpose::Transport => "memory over tcp",
             Purpose::Verbs => "memory by RDMA",
             Purpose::Measurement => "measurements",

@@ -90,7 +90,7 @@ pub const CHANNEL_VERSION: u32 = 4;
 /// The use of a connection. A client that reached the wrong kind of port is told so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The meeting point of a job.
+    /// The rendezvous of a job.
     Rendezvous = 1,
     /// Memory of a peer over TCP.
     Transport = 2,

@@ -173,11 +173,11 @@ fn the_wrong_kind_of_port_says_what_it_is() {
     let (error, _) = meet(&mut a, &mut b);
     assert!(matches!(error, Err(ChannelError::Purpose { theirs: "memory over tcp", .. })), "{error:?}");
     let error = error_of(&mut a);
-    assert!(error.to_string().contains("it serves a meeting point, not memory over tcp"), "{error}");
+    assert!(error.to_string().contains("it serves a rendezvous, not memory over tcp"), "{error}");
 }
 
-/// Bytes that processes of channel version 1 sent: a hello of a worker to a meeting point, and the answer of a
-/// meeting point to a hello of version 2.
+/// Bytes that processes of channel version 1 sent: a hello of a worker to a rendezvous, and the answer of a
+/// rendezvous to a hello of version 2.
 const HELLO_1: &str = "736c6b2d6861696c010000000100000002000000000000000000000000000000\
                       eeb03078786d2bf32d60a31e7a0d6a78a50e1e1d5e4b6f29ffdb038e61ee9095";
 const REFUSAL_1: &str = "736c6b2d6e6f7065010000000101000000000000000000000000000000000000\

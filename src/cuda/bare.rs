@@ -22,7 +22,7 @@ const LOOKS: u32 = 10_000;
 /// Longest time that is waited.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A stream of a GPU, used straight through the driver, with locked host memory to copy from and to.
+/// A stream of a GPU, used straight through the driver, with page-locked host memory to copy from and to.
 pub struct BareGpu {
     gpu: Gpu,
     stream: StreamHandle,

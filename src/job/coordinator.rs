@@ -1,4 +1,4 @@
-//! Rank 0's thread: it keeps the meeting point and decides when the job is over.
+//! Rank 0's thread: it keeps the rendezvous and decides when the job is over.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,7 +128,7 @@ impl Attendance {
         Attendance { plan, world, roster, served, finished, causes, heard, silent, begun, failure }
     }
 
-    /// Opens the meeting point of these processes.
+    /// Opens the rendezvous of these processes.
     pub(super) fn listen(&self, address: SocketAddr, secret: Option<Secret>) -> Result<Hub, RendezvousError> {
         // Their lease is known to the servers alone.
         self.roster.listen(address, secret, Duration::ZERO)

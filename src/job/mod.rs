@@ -1,7 +1,7 @@
 //! Jobs of many processes: each finds its part, meets the others and trains, on one host or many, over any transport.
 //!
 //! All processes of a job run one program, under torchrun, Slurm, Open MPI, MPICH or `slackline launch`; [`mod@env`]
-//! says which variables are read. Rank 0 keeps the meeting point, the first ranks serve the shards of the table and the
+//! says which variables are read. Rank 0 keeps the rendezvous, the first ranks serve the shards of the table and the
 //! rest compute. Each pair of processes talks over the best transport that it has: shared memory on one host, RDMA
 //! where both have it and a path leads from one to the other, TCP otherwise.
 //!
@@ -49,7 +49,7 @@ pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};
 use coordinator::{Attendance, CoordinatorThread};
-use env::{MeetingPoint, Placement};
+use env::{Placement, RendezvousEndpoint};
 use member::JobMember;
 use messages::{EndOnly, FromMember, encode};
 #[cfg(any(test, fuzzing))]
@@ -114,14 +114,14 @@ impl Job {
         if world as usize > rendezvous::MAX_MEMBERS {
             return Err(JobError::TooLarge { world });
         }
-        let meeting_point = match &placement.meeting_point {
-            Some(meeting_point) => meeting_point.to_string(),
+        let rendezvous = match &placement.rendezvous {
+            Some(rendezvous) => rendezvous.to_string(),
             // It meets no other process.
-            None if world == 1 => own_meeting_point()?.to_string(),
+            None if world == 1 => own_rendezvous()?.to_string(),
             None => return Err(JobError::NotLaunched),
         };
         let coordinator = match rank {
-            0 => Some(listen(&meeting_point, &plan, placement, secret.clone())?),
+            0 => Some(listen(&rendezvous, &plan, placement, secret.clone())?),
             _ => None,
         };
         let (role, member_role, role_rank) = match rank < servers {
@@ -134,9 +134,9 @@ impl Job {
             ..Introduction::new(member_role, Host::own())
         };
         let conversation = EndOnly::under(&plan);
-        let member = JobMember::join(&meeting_point, introduction, secret, conversation, plan.timeout)?;
+        let member = JobMember::join(&rendezvous, introduction, secret, conversation, plan.timeout)?;
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
-        tracing::info!(rank, world, %role, meeting_point, "joined the job");
+        tracing::info!(rank, world, %role, rendezvous, "joined the job");
         let (host, member) = (Mutex::new(None), Arc::new(member));
         Ok(Job { plan, role, rank, workers, host, member, coordinator })
     }
@@ -179,28 +179,28 @@ impl Job {
         self.workers as usize
     }
 
-    /// True at rank 0, which keeps the meeting point.
+    /// True at rank 0, which keeps the rendezvous.
     #[doc(hidden)]
     pub fn is_coordinator(&self) -> bool {
         self.coordinator.is_some()
     }
 }
 
-/// A meeting point for a process that is alone in its job.
-fn own_meeting_point() -> Result<MeetingPoint, RendezvousError> {
+/// A rendezvous for a process that is alone in its job.
+fn own_rendezvous() -> Result<RendezvousEndpoint, RendezvousError> {
     let host = Ipv4Addr::LOCALHOST.into();
     let failed = |source| RendezvousError::Listen { address: SocketAddr::new(host, 0), source };
-    MeetingPoint::free(host).map_err(failed)
+    RendezvousEndpoint::free(host).map_err(failed)
 }
 
-/// Opens the meeting point, at rank 0.
+/// Opens the rendezvous, at rank 0.
 fn listen(
-    meeting_point: &str,
+    rendezvous: &str,
     plan: &JobPlan,
     placement: &Placement,
     secret: Option<Secret>,
 ) -> Result<CoordinatorThread, JobError> {
-    let address = listen_address(meeting_point, Instant::now() + plan.timeout, placement.is_one_host())?;
+    let address = listen_address(rendezvous, Instant::now() + plan.timeout, placement.is_one_host())?;
     let attendance = Attendance::new(plan.clone(), placement.world, Instant::now());
     let hub = attendance.listen(address, secret)?;
     CoordinatorThread::start(hub, attendance)

@@ -1,4 +1,4 @@
-//! The roster of a job at its meeting point: which of its processes are here, which have left and which never came.
+//! The roster of a job at its rendezvous: which of its processes are here, which have left and which never came.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl Roster {
         Roster { servers: vec![absent; servers], workers: vec![absent; workers] }
     }
 
-    /// Opens the meeting point of these processes, which may each be silent for so long.
+    /// Opens the rendezvous of these processes, which may each be silent for so long.
     pub(super) fn listen(
         &self,
         address: SocketAddr,
@@ -44,7 +44,7 @@ impl Roster {
         Hub::listen(address, HubOptions { secret, ranks, silence })
     }
 
-    /// Takes an event of the meeting point. Returns it with the role of its process, unless that process was replaced
+    /// Takes an event of the rendezvous. Returns it with the role of its process, unless that process was replaced
     /// or forgotten before.
     pub(super) fn take(&mut self, event: HubEvent, now: Instant) -> Option<(Role, HubEvent)> {
         let role = match &event {
@@ -64,7 +64,7 @@ impl Roster {
         Some((role, event))
     }
 
-    /// Takes the next event of the meeting point that concerns a process of the job, with its role.
+    /// Takes the next event of the rendezvous that concerns a process of the job, with its role.
     pub(super) fn poll(&mut self, hub: &mut Hub) -> Option<(Role, HubEvent)> {
         loop {
             let event = hub.poll()?;

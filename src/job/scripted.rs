@@ -8,7 +8,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::cuda::{GpuError, GpuMemory, Scripted};
-    use crate::job::env::{MeetingPoint, Placement, Source};
+    use crate::job::env::{Placement, RendezvousEndpoint, Source};
     use crate::job::transports::Transports;
     use crate::job::{Job, JobPlan, JobWorker, Served};
     use crate::kernel::Optimizer;
@@ -24,7 +24,7 @@ mod tests {
     const CLOCKS: u64 = 4;
     const WORLD: u32 = 3;
 
-    fn job(rank: u32, point: &MeetingPoint, transport: TransportKind) -> Job {
+    fn job(rank: u32, point: &RendezvousEndpoint, transport: TransportKind) -> Job {
         join(rank, point, plan().transport(transport))
     }
 
@@ -32,13 +32,13 @@ mod tests {
         JobPlan::servers(1).clocks(CLOCKS).timeout(Duration::from_secs(30))
     }
 
-    fn join(rank: u32, point: &MeetingPoint, plan: JobPlan) -> Job {
+    fn join(rank: u32, point: &RendezvousEndpoint, plan: JobPlan) -> Job {
         let placement = Placement {
             rank,
             world: WORLD,
             local_rank: None,
             local_world: None,
-            meeting_point: Some(point.clone()),
+            rendezvous: Some(point.clone()),
             servers: None,
             source: Source::Flags,
         };
@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    fn serve(point: &MeetingPoint, way: Way) -> Served {
+    fn serve(point: &RendezvousEndpoint, way: Way) -> Served {
         let driver = way.driver();
         let (gpu, ..) = driver.open_gpu();
         let _working = driver.work_in_a_thread();
@@ -125,7 +125,7 @@ mod tests {
         gpu.host_bytes_copied() == 0
     }
 
-    fn work(rank: u32, point: &MeetingPoint, way: Way) {
+    fn work(rank: u32, point: &RendezvousEndpoint, way: Way) {
         let job = job(rank, point, way.transport());
         way.prepare(&job);
         #[cfg(feature = "verbs")]
@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn a_job_trains_on_its_gpus(way: Way) {
-        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let point = &RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
         let served = std::thread::scope(|scope| {
             let serving = scope.spawn(move || serve(point, way));
             for rank in 1..WORLD {
@@ -161,7 +161,7 @@ mod tests {
 
     /// Each worker has its rank everywhere at first, and the mean of all at the end.
     fn a_job_without_servers_averages_on_its_gpus(way: Way) {
-        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let point = &RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
         let timeout = Duration::from_secs(30);
         let average = |rank: u32| {
             let driver = way.driver();
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn workers_that_do_not_see_the_servers_gpu_reach_it_over_tcp() {
-        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let point = &RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
         let served = std::thread::scope(|scope| {
             let serving = scope.spawn(move || {
                 let driver = Arc::new(Scripted::new().of_host(1));
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn workers_with_gpus_train_through_the_proxy_of_their_host() {
-        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let point = &RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
         let served = std::thread::scope(|scope| {
             let serving = scope.spawn(move || {
                 let job = join(0, point, plan().per_host(true));

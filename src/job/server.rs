@@ -189,14 +189,14 @@ mod tests {
 
     use super::*;
     use crate::job::JobPlan;
-    use crate::job::env::{MeetingPoint, Placement};
+    use crate::job::env::{Placement, RendezvousEndpoint};
     use crate::scheme::SchemeConfig;
     use crate::table::ElementType;
 
     #[test]
     fn a_server_of_a_job_has_room_for_each_worker_and_each_server() {
-        let meeting_point = Some(MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap());
-        let placement = Placement { world: 102, meeting_point, ..Placement::default() };
+        let rendezvous = Some(RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap());
+        let placement = Placement { world: 102, rendezvous, ..Placement::default() };
         let job = Job::join(JobPlan::servers(2), &placement, None).unwrap();
         let table = Table::flat(32, ElementType::F32).unwrap();
         // Under DBW the first server decides for the second.

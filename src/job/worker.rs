@@ -355,8 +355,8 @@ mod tests {
 
     /// Joins as the one worker beside the one server, or as the second of two.
     fn join(point: &str, plan: JobPlan) -> Job {
-        let meeting_point = Some(point.parse().unwrap());
-        let placement = Placement { rank: 1, world: 2, meeting_point, ..Placement::default() };
+        let rendezvous = Some(point.parse().unwrap());
+        let placement = Placement { rank: 1, world: 2, rendezvous, ..Placement::default() };
         Job::join(plan, &placement, None).unwrap()
     }
 

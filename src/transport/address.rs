@@ -26,7 +26,7 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 #[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
 pub enum Address {
-    /// A Unix socket in the abstract name space: gone with the process that listens.
+    /// A Unix socket in the abstract namespace: gone with the process that listens.
     Abstract(String),
     /// A Unix socket file, in a folder that only its owner may enter.
     Path(PathBuf),
@@ -62,7 +62,7 @@ impl Diagnostic for AddressError {
 }
 
 impl Address {
-    /// Makes a name in the abstract name space that no process can guess.
+    /// Makes a name in the abstract namespace that no process can guess.
     pub fn random() -> Address {
         let mut bytes = [0; 16];
         // Without a random source the name would be guessable; peers are checked by their credentials all the same.

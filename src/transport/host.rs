@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Host {
     /// The name of the host, for people.
     pub name: String,
-    /// The boot of the kernel, the network name space (sockets that pass memory belong to one) and the user.
+    /// The boot of the kernel, the network namespace (sockets that pass memory belong to one) and the user.
     identity: String,
 }
 
@@ -47,13 +47,13 @@ impl Host {
     }
 }
 
-/// The identity of the host of this boot and network name space. Without either it is that of the process with the
+/// The identity of the host of this boot and network namespace. Without either it is that of the process with the
 /// number `own` alone, which shares memory with no other: those of all hosts would look alike.
 fn identity(boot: &str, network: &str, own: u64) -> String {
     if boot.is_empty() || network.is_empty() {
         tracing::warn!(
             "this process shares memory with no other: /proc does not tell the boot of the kernel \
-             (sys/kernel/random/boot_id) or the network name space (self/ns/net); mount all of it"
+             (sys/kernel/random/boot_id) or the network namespace (self/ns/net); mount all of it"
         );
         return format!("process {own:x}");
     }

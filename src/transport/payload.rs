@@ -42,7 +42,7 @@ pub enum GpuPath {
         /// How the memory comes to the devices: "dma-buf" or "nvidia-peermem".
         by: &'static str,
     },
-    /// They go through blocks of locked host memory on this side.
+    /// They go through blocks of page-locked host memory on this side.
     Staged {
         /// The ways that would come before, each with the reason why it is not taken.
         passed_over: Arc<[(&'static str, String)]>,

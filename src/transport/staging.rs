@@ -1,5 +1,5 @@
-//! Blocks of locked host memory by way of which payloads travel between a GPU and a network that does not reach it, or
-//! another GPU that does not.
+//! Blocks of page-locked host memory by way of which payloads travel between a GPU and a network that does not reach
+//! it, or another GPU that does not.
 //!
 //! One side of a connection has a few blocks and uses them in turn: a GPU copies one while others are sent or received.
 //! A block that a copy uses is free again once the copy's ticket says so.

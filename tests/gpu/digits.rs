@@ -8,7 +8,7 @@ use slackline::internals::cuda::{GpuLayer, GpuModel};
 use slackline::optim::Optimizer;
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    ElementType, Job, JobPlan, JobStep, MeetingPoint, Placement, ServerOptions, Table, TransportKind,
+    ElementType, Job, JobPlan, JobStep, Placement, RendezvousEndpoint, ServerOptions, Table, TransportKind,
     WorkerOptions,
 };
 
@@ -137,11 +137,11 @@ fn train<S: FnMut(JobStep<'_>) -> Outcome<()>>(
     clocks: u64,
     begin: impl Fn(u32) -> Outcome<S> + Sync,
 ) -> Outcome<Vec<f32>> {
-    let point = MeetingPoint::free(Ipv4Addr::LOCALHOST.into())?;
+    let point = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into())?;
     let join = |rank: u32| -> Outcome<Job> {
         let plan = JobPlan::servers(1).clocks(clocks).timeout(PATIENCE).transport(TransportKind::Shm);
-        let meeting_point = Some(point.clone());
-        let placement = Placement { rank, world: 1 + WORKERS, meeting_point, ..Placement::default() };
+        let rendezvous = Some(point.clone());
+        let placement = Placement { rank, world: 1 + WORKERS, rendezvous, ..Placement::default() };
         let job = Job::join(plan, &placement, None)?;
         Ok(gpu.into_iter().fold(job, Job::with_gpu))
     };

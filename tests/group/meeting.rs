@@ -1,4 +1,4 @@
-//! The meeting of members, and the newcomers that are turned away.
+//! The meeting of members, and the newcomers that are refused.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use slackline::{MeetingPoint, Secret};
+use slackline::{RendezvousEndpoint, Secret};
 
 /// The longest time that a job may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -69,14 +69,14 @@ impl Drop for Processes {
 
 /// The address at which the processes of a job meet, and their secret.
 pub(crate) struct Meeting {
-    address: MeetingPoint,
+    address: RendezvousEndpoint,
     secret: Secret,
 }
 
 impl Meeting {
     /// A port of `host` that no process listens at.
     pub(crate) fn at(host: IpAddr) -> Meeting {
-        let address = MeetingPoint::free(host).unwrap();
+        let address = RendezvousEndpoint::free(host).unwrap();
         Meeting { address, secret: Secret::random().unwrap() }
     }
 

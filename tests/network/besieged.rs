@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// A listener of a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Besieged {
-    /// The meeting point of a job that runs over shared memory.
+    /// The rendezvous of a job that runs over shared memory.
     Hub,
     /// The owner of a shard over shared memory.
     Shm,

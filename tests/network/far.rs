@@ -1,6 +1,6 @@
 //! Any transport between two hosts, in one process: the listening side is on one, the connecting side on the other.
 //!
-//! A socket belongs to the name space in which it was made, whichever thread uses it later.
+//! A socket belongs to the namespace in which it was made, whichever thread uses it later.
 
 use std::task::Poll;
 

@@ -1,10 +1,10 @@
-//! Hosts with networks of their own, made by a test: network name spaces, joined by a bridge in one more.
+//! Hosts with networks of their own, made by a test: network namespaces, joined by a bridge in one more.
 //!
 //! None of them has a name. Descriptors of this process hold them, and the processes in them, so that all of it is gone
 //! with the test, however that ends: there is nothing to remove. A host has the loopback device, and `eth0` with the
 //! address [`Host::address`].
 //!
-//! Needs `ip` (of iproute2), and root. A process that is not root becomes root in a user name space of its own, where
+//! Needs `ip` (of iproute2), and root. A process that is not root becomes root in a user namespace of its own, where
 //! the system allows that: see [`Hosts::new`].
 
 use std::fs::File;
@@ -19,7 +19,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 const PACKAGES: &str =
     "`ip` comes with iproute2, `nft` with nftables, `unshare` and `setpriv` with util-linux";
 
-/// The variable that is set for a process that became root of a user name space, so that it is tried once.
+/// The variable that is set for a process that became root of a user namespace, so that it is tried once.
 const MAPPED: &str = "SLACKLINE_TEST_IS_MAPPED";
 
 /// Several hosts and the switch between them.
@@ -38,7 +38,7 @@ pub(crate) struct Host {
 impl Hosts {
     /// Makes so many hosts, each of which reaches the others: 10.77.0.1, 10.77.0.2 and so on.
     ///
-    /// A process that is not root becomes root in a user name space, which takes a process without threads. So this one
+    /// A process that is not root becomes root in a user namespace, which takes a process without threads. So this one
     /// is replaced by `unshare`, which starts its program again from the beginning, with the same arguments.
     ///
     /// # Panics
@@ -88,11 +88,11 @@ impl Host {
         let space = std::thread::spawn(|| {
             #[expect(deprecated, reason = "unsafe only where descriptors are unshared, which these are not")]
             rustix::thread::unshare(UnshareFlags::NEWNET).unwrap_or_else(|error| {
-                panic!("cannot make a network name space: {error}; be root, with the right CAP_SYS_ADMIN")
+                panic!("cannot make a network namespace: {error}; be root, with the right CAP_SYS_ADMIN")
             });
             own_space()
         });
-        let space = space.join().expect("a network name space, which takes root");
+        let space = space.join().expect("a network namespace, which takes root");
         Host { name, address, space }
     }
 
@@ -148,12 +148,12 @@ impl Host {
 }
 
 fn own_space() -> File {
-    File::open("/proc/thread-self/ns/net").expect("the network name space of this thread")
+    File::open("/proc/thread-self/ns/net").expect("the network namespace of this thread")
 }
 
 fn go(space: &File) {
     move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
-        .unwrap_or_else(|error| panic!("cannot enter a network name space: {error}"));
+        .unwrap_or_else(|error| panic!("cannot enter a network namespace: {error}"));
 }
 
 /// Returns the search path, with the folders of the programs for administrators: an ordinary user's path may lack them.
@@ -165,7 +165,7 @@ fn become_root() {
     if rustix::process::geteuid().is_root() {
         return;
     }
-    let needed = "hosts that are network name spaces take root, or the right to make user name spaces";
+    let needed = "hosts that are network namespaces take root, or the right to make user namespaces";
     assert!(std::env::var_os(MAPPED).is_none(), "{needed}, and this process got neither");
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "--"]).env(MAPPED, "1");

@@ -155,7 +155,7 @@ const SLOW: &[Slow] = &[
     },
     Slow {
         needs: &[Need::Iproute2],
-        at_once: Some("1"), // one of them may replace the process by one with other name spaces
+        at_once: Some("1"), // one of them may replace the process by one with other namespaces
         ..Slow::new("tree", "readers behind relays read whole versions though anybody dies or is cut off")
     },
     Slow {
@@ -163,7 +163,7 @@ const SLOW: &[Slow] = &[
         at_once: Some("4"),
         ..Slow::new(
             "hosts",
-            "the contract, the litmus and the main job over TCP between hosts that are network name spaces",
+            "the contract, the litmus and the main job over TCP between hosts that are network namespaces",
         )
     },
     Slow {
@@ -193,10 +193,7 @@ const SLOW: &[Slow] = &[
         "the node protocol over a hostile network keeps its promises in ten thousand simulated runs",
     ),
     Slow::new("seeds_by_scheme", "the same under each scheme, each with two thousand runs of its own"),
-    Slow::new(
-        "unauthenticated_peers",
-        "unauthenticated peers at the meeting point of a job do not disturb it",
-    ),
+    Slow::new("unauthenticated_peers", "unauthenticated peers at the rendezvous of a job do not disturb it"),
 ];
 
 /// Steps that take long and seldom find something that the others do not: `cargo xtask test` leaves them out and says

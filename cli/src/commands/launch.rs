@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_proce
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
-use slackline::{MeetingPoint, Secret};
+use slackline::{RendezvousEndpoint, Secret};
 
 use crate::failure::Failure;
 use crate::secret_args;
@@ -67,7 +67,7 @@ fn launch(args: &LaunchArgs) -> Result<(), Failure> {
     let mut signals = Signals::new(heard)
         .map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))?;
     let secret = secret_args::random(args.encrypt)?;
-    let rendezvous = MeetingPoint::free(Ipv4Addr::LOCALHOST.into())
+    let rendezvous = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into())
         .map_err(|error| Failure::failed(format!("cannot find a free port of 127.0.0.1: {error}")))?
         .to_string();
     let failed = |error: io::Error| {

@@ -106,7 +106,7 @@ pub struct ServerMetrics {
     pub joined: u64,
     /// Workers that left or were evicted.
     pub left: u64,
-    /// Peers that were turned away.
+    /// Peers that were refused.
     pub refused: u64,
     /// Access violations: times that peers reached for memory that they were not granted, which ended their
     /// connections.

@@ -106,7 +106,7 @@ fn of_server(server: &ServerMetrics, families: &mut Families<'_>) -> fmt::Result
     for (name, help, value) in [
         ("slackline_workers_joined", "Workers that ever joined.", server.joined),
         ("slackline_workers_left", "Workers that left or were evicted.", server.left),
-        ("slackline_peers_refused", "Peers that were turned away.", server.refused),
+        ("slackline_peers_refused", "Peers that were refused.", server.refused),
         (
             "slackline_access_violations",
             "Times that peers reached for memory that they were not granted.",

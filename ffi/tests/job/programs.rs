@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    ElementType, Job, JobPlan, MeetingPoint, Placement, Secret, ServerOptions, Table, TransportKind,
+    ElementType, Job, JobPlan, Placement, RendezvousEndpoint, Secret, ServerOptions, Table, TransportKind,
 };
 
 const SECRET: &str = "a secret that the processes share";
@@ -49,7 +49,7 @@ fn start(program: &Path, rank: usize, world: usize, meet: &str, arguments: &[&st
 
 /// Runs a job of `world` processes that meet on `host`, all of which run `program`.
 pub(crate) fn run(program: &Path, host: IpAddr, world: usize, arguments: &[&str]) -> Vec<Output> {
-    let meet = MeetingPoint::free(host).unwrap().to_string();
+    let meet = RendezvousEndpoint::free(host).unwrap().to_string();
     let children: Vec<_> = (0..world).map(|rank| start(program, rank, world, &meet, arguments)).collect();
     // Each wait of the program has a timeout, and so each process ends.
     children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
@@ -62,12 +62,12 @@ pub(crate) fn run_with_a_server_here(
     host: IpAddr,
     transport: TransportKind,
 ) -> (Vec<f32>, Vec<Output>) {
-    let (world, meeting_point) = (3, MeetingPoint::free(host).unwrap());
+    let (world, rendezvous) = (3, RendezvousEndpoint::free(host).unwrap());
     let name = transport.to_string();
     let children: Vec<_> =
-        (1..world).map(|rank| start(program, rank, world, &meeting_point.to_string(), &[&name])).collect();
-    let meeting_point = Some(meeting_point);
-    let placement = Placement { world: world as u32, meeting_point, ..Placement::default() };
+        (1..world).map(|rank| start(program, rank, world, &rendezvous.to_string(), &[&name])).collect();
+    let rendezvous = Some(rendezvous);
+    let placement = Placement { world: world as u32, rendezvous, ..Placement::default() };
     let secret = Secret::from_text(SECRET, "this test").unwrap();
     // The example's own timeout: all processes of a job have one plan.
     let plan = JobPlan::servers(1).transport(transport).timeout(Duration::from_secs(60));

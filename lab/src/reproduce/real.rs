@@ -131,7 +131,7 @@ an hour, and those of one recipe by its name instead of `all`; it takes Debian's
 [the record](records/real.json) has them for programs, each with its day. A row compares one figure of one scheme in
 one run, and not what its recipe claims. Some of them run in CI, where each must agree within 5 % in one of three
 runs. Three recipes have no run here: `dbw-oracle` knows what no process can know, and `bap-network` and
-`ds-sync-network` need links of a given speed, which `train` alone does not make ([name spaces with
+`ds-sync-network` need links of a given speed, which `train` alone does not make ([namespaces with
 links](simulator.md) were measured by a benchmark of their own). Of VAP it is the weak and the strong form, not the
 published one, which runs in simulated clusters alone.
 

@@ -1,7 +1,7 @@
 """Pods of Kubernetes imitated on one machine: each has a network, a host name and files of its own.
 
-A cluster is a user name space, in which this process need not be root, with a bridge as its network. A pod is a process
-that only holds name spaces, as the pause container of Kubernetes is, joined to the bridge. What runs in it is started,
+A cluster is a user namespace, in which this process need not be root, with a bridge as its network. A pod is a process
+that only holds namespaces, as the pause container of Kubernetes is, joined to the bridge. What runs in it is started,
 killed and started again without a loss of its address.
 """
 
@@ -18,7 +18,7 @@ def obstacle() -> str | None:
         with Cluster(Path(os.devnull)):
             return None
     except (OSError, subprocess.SubprocessError) as error:
-        return f"no name spaces here: {error}"
+        return f"no namespaces here: {error}"
 
 
 def _run(*command: str) -> None:
@@ -26,7 +26,7 @@ def _run(*command: str) -> None:
 
 
 def _hold(*command: str) -> subprocess.Popen[bytes]:
-    """Starts a process that holds name spaces until this one ends, and returns once they are there."""
+    """Starts a process that holds namespaces until this one ends, and returns once they are there."""
     command = (*command, "sh", "-c", "echo; exec cat")
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -40,7 +40,7 @@ def _within(holder: subprocess.Popen[bytes], *spaces: str) -> list[str]:
 
 
 class Pod:
-    """The name spaces of one pod."""
+    """The namespaces of one pod."""
 
     def __init__(self, cluster: Cluster, name: str, address: str) -> None:
         self._cluster = cluster

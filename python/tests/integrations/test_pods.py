@@ -1,4 +1,4 @@
-"""The manifests of Kubernetes with pods that are name spaces: each has an address, a host name and files of its own."""
+"""The manifests of Kubernetes with pods that are namespaces: each has an address, a host name and files of its own."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ pub trait Caller {
     /// Puts an error of the coordinator into the caller's words.
     fn explain(&mut self, error: CoordinatorError) -> Self::Error;
 
-    /// The command that starts the process which is to have this role and meets the others at `meeting_point`;
+    /// The command that starts the process which is to have this role and meets the others at `rendezvous`;
     /// `None` if another program starts it.
     ///
     /// # Errors
     /// There can be no such command.
-    fn command(&mut self, role: Role, meeting_point: SocketAddr) -> Result<Option<Command>, ErrorReport>;
+    fn command(&mut self, role: Role, rendezvous: SocketAddr) -> Result<Option<Command>, ErrorReport>;
 
     /// Tells people something, in one line.
     fn tell(&mut self, line: &str);
@@ -60,7 +60,7 @@ pub enum Wish {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoordinatorError {
-    /// The meeting point cannot be opened.
+    /// The rendezvous cannot be opened.
     #[error(transparent)]
     Rendezvous(#[from] rendezvous::RendezvousError),
     /// The table cannot be cut into the shards of the plan.
@@ -87,7 +87,7 @@ pub enum CoordinatorError {
         waited: Duration,
         /// The subject of the wait.
         what: &'static str,
-        /// The processes that are missing, lost or turned away, after a colon; may be empty.
+        /// The processes that are missing, lost or refused, after a colon; may be empty.
         missing: String,
     },
     /// Workers ended before they had joined.

@@ -1,4 +1,4 @@
-//! The coordinator: keeps the meeting point, starts processes or waits for them, and follows them to the end.
+//! The coordinator: keeps the rendezvous, starts processes or waits for them, and follows them to the end.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ pub struct Coordinator<C: Caller> {
 }
 
 impl<C: Caller> Coordinator<C> {
-    /// Opens the meeting point of a job.
+    /// Opens the rendezvous of a job.
     ///
     /// # Errors
     /// No process can be met at the address, RDMA is required and missing, or the table cannot be cut into so many

@@ -17,7 +17,7 @@ const MISSING_MAX: usize = 8;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl<C: Caller> Coordinator<C> {
-    /// The processes that are not there yet, that are there no more, and that came but were turned away.
+    /// The processes that are not there yet, that are there no more, and that came but were refused.
     pub(super) fn missing(&self) -> String {
         let servers = (0..).map(Role::Server).zip(&self.servers);
         let servers = servers.filter(|(_, entry)| entry.address.is_none()).map(|(role, _)| role);
@@ -38,10 +38,10 @@ impl<C: Caller> Coordinator<C> {
         }
         match self.hub.turned_away() {
             0 => missing,
-            1 => format!("{missing}; one connection was turned away (RUST_LOG=warn says why)"),
+            1 => format!("{missing}; one connection was refused (RUST_LOG=warn says why)"),
             unauthenticated_peers => {
                 format!(
-                    "{missing}; {unauthenticated_peers} connections were turned away (RUST_LOG=warn says why)"
+                    "{missing}; {unauthenticated_peers} connections were refused (RUST_LOG=warn says why)"
                 )
             }
         }

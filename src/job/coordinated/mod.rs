@@ -9,7 +9,7 @@
 //!               └── CoordinatedMember, a worker    and ends with the job
 //! ```
 //!
-//! A [`Coordinator`] keeps the meeting point, starts processes or waits for them, starts lost ones again, has servers
+//! A [`Coordinator`] keeps the rendezvous, starts processes or waits for them, starts lost ones again, has servers
 //! keep checkpoints, and names the first cause of a failure. The membership, the roster, the choice of transports and
 //! the loops of servers and workers are those of every job. A [`Gather`] reads the parameters meanwhile. `slackline
 //! train` is such a coordinator, `slackline serve` and `slackline work` are such members.
@@ -71,7 +71,7 @@ const LEASES: u32 = 2;
 /// The plan of a coordinated job, which its coordinator alone knows.
 #[derive(Clone, Debug)]
 pub struct Coordination {
-    /// The address of the meeting point; port 0 takes any that is free.
+    /// The address of the rendezvous; port 0 takes any that is free.
     pub listen: SocketAddr,
     /// The secret that all processes of the job share; without one only loopback addresses are served.
     pub secret: Option<Secret>,

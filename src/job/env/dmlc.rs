@@ -1,10 +1,10 @@
 //! The variables of ps-lite, which MXNet, BytePS and the trackers of dmlc-core set.
 //!
 //! Servers have the first ranks and workers the rest. ps-lite's scheduler has no counterpart: the server of shard 0 is
-//! rank 0, and keeps the meeting point at the scheduler's address.
+//! rank 0, and keeps the rendezvous at the scheduler's address.
 
 use super::claims::{Claim, number};
-use super::{LaunchError, MeetingPoint, MeetingPointError, Source};
+use super::{LaunchError, RendezvousEndpoint, RendezvousEndpointError, Source};
 
 const HOST: &str = "DMLC_PS_ROOT_URI";
 const PORT: &str = "DMLC_PS_ROOT_PORT";
@@ -20,7 +20,7 @@ pub(super) fn claim(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Clai
         "server" => true,
         "worker" => false,
         "scheduler" => {
-            let reason = "the server of shard 0 keeps the meeting point; start no scheduler, and that server on the \
+            let reason = "the server of shard 0 keeps the rendezvous; start no scheduler, and that server on the \
                           host that DMLC_PS_ROOT_URI names";
             return Err(LaunchError::Unmapped { present, reason });
         }
@@ -66,10 +66,10 @@ pub(super) fn servers(env: &impl Fn(&str) -> Option<String>) -> Result<Option<u3
     number(SERVERS, env)
 }
 
-/// The meeting point: the address that ps-lite's scheduler would have.
-pub(super) fn meeting_point(env: &impl Fn(&str) -> Option<String>) -> Result<MeetingPoint, LaunchError> {
+/// The rendezvous: the address that ps-lite's scheduler would have.
+pub(super) fn rendezvous(env: &impl Fn(&str) -> Option<String>) -> Result<RendezvousEndpoint, LaunchError> {
     let (Some(host), Some(port)) = (env(HOST), env(PORT)) else {
-        return Err(LaunchError::NowhereToMeet {
+        return Err(LaunchError::NoRendezvous {
             launcher: Source::Dmlc,
             what: "where the server of shard 0 is",
             remedy: "set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT to its host and a free port on it",
@@ -77,5 +77,9 @@ pub(super) fn meeting_point(env: &impl Fn(&str) -> Option<String>) -> Result<Mee
     };
     let value = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let parsed = value.parse();
-    parsed.map_err(|MeetingPointError { reason }| LaunchError::MeetingPoint { name: HOST, value, reason })
+    parsed.map_err(|RendezvousEndpointError { reason }| LaunchError::RendezvousEndpoint {
+        name: HOST,
+        value,
+        reason,
+    })
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Source, meeting};
+use super::{Source, endpoint};
 use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// The flags and the environment contradict each other, or do not say enough. The cause is always a mistake in how
@@ -79,7 +79,7 @@ pub enum LaunchError {
     },
     /// The value is not a host and a port.
     #[error("{name} {value}: {reason}; {}", remedy_of(self))]
-    MeetingPoint {
+    RendezvousEndpoint {
         /// The flag or variable.
         name: &'static str,
         /// The value.
@@ -97,7 +97,7 @@ pub enum LaunchError {
     },
     /// Neither the launcher nor the flags say where to meet.
     #[error("nothing from {launcher} says {what}; {remedy}")]
-    NowhereToMeet {
+    NoRendezvous {
         /// The launcher that started the process.
         launcher: Source,
         /// The fact that is missing.
@@ -130,11 +130,11 @@ impl Diagnostic for LaunchError {
                 "take the variables of one of them away (env -u NAME), or start the job with one launcher".into()
             }
             LaunchError::NoSize { .. } => "set --world-size or SLACKLINE_WORLD_SIZE".into(),
-            LaunchError::MeetingPoint { .. } => meeting::REMEDY.into(),
+            LaunchError::RendezvousEndpoint { .. } => endpoint::REMEDY.into(),
             LaunchError::HostList { .. } => {
                 "set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0".into()
             }
-            LaunchError::NowhereToMeet { remedy, .. } => (*remedy).into(),
+            LaunchError::NoRendezvous { remedy, .. } => (*remedy).into(),
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The settings that a person gives by hand.
 
-use super::{LaunchError, MeetingPoint, MeetingPointError};
+use super::{LaunchError, RendezvousEndpoint, RendezvousEndpointError};
 
 /// A process's position in its job, given by hand. Only the values that no launcher gives are needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,20 +14,24 @@ pub struct LaunchFlags {
     /// The rank of this process on its host, from 0 [default: what the launcher says, or SLACKLINE_LOCAL_RANK]
     pub local_rank: Option<u32>,
 
-    /// The meeting point of the job's processes: a name or address of rank 0's host that all others can reach, and
+    /// The rendezvous of the job's processes: a name or address of rank 0's host that all others can reach, and
     /// a free port on it; the same for all [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
     pub rendezvous: Option<String>,
 }
 
 impl LaunchFlags {
-    /// Returns the meeting point, if the flag or its variable names one: all that a process without a rank needs.
-    pub fn meeting_point(
+    /// Returns the rendezvous, if the flag or its variable names one: all that a process without a rank needs.
+    pub fn rendezvous(
         &self,
         env: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<MeetingPoint>, LaunchError> {
+    ) -> Result<Option<RendezvousEndpoint>, LaunchError> {
         let parse = |name: &'static str, value: String| {
             let parsed = value.parse();
-            parsed.map_err(|MeetingPointError { reason }| LaunchError::MeetingPoint { name, value, reason })
+            parsed.map_err(|RendezvousEndpointError { reason }| LaunchError::RendezvousEndpoint {
+                name,
+                value,
+                reason,
+            })
         };
         if let Some(value) = self.rendezvous.clone() {
             return parse("--rendezvous", value).map(Some);

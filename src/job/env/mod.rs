@@ -22,20 +22,20 @@
 
 mod claims;
 mod dmlc;
+mod endpoint;
 mod environment;
 mod error;
 mod flags;
-mod meeting;
 mod slurm;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
+pub use endpoint::{PORTS, RendezvousEndpoint, RendezvousEndpointError};
 pub use environment::environment;
 pub use error::LaunchError;
 pub use flags::LaunchFlags;
-pub use meeting::{MeetingPoint, MeetingPointError, PORTS};
 
 use claims::Claim;
 
@@ -45,11 +45,11 @@ use claims::Claim;
 /// launcher, fills in the rest:
 ///
 /// ```
-/// use slackline::{MeetingPoint, Placement};
+/// use slackline::{RendezvousEndpoint, Placement};
 ///
-/// let meeting_point: MeetingPoint = "node1:21000".parse()?;
-/// let meeting_point = Some(meeting_point);
-/// let placement = Placement { rank: 2, world: 3, meeting_point, ..Placement::default() };
+/// let rendezvous: RendezvousEndpoint = "node1:21000".parse()?;
+/// let rendezvous = Some(rendezvous);
+/// let placement = Placement { rank: 2, world: 3, rendezvous, ..Placement::default() };
 /// assert_eq!(placement.servers, None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -64,7 +64,7 @@ pub struct Placement {
     /// Number of processes of the job on this host, if that is known.
     pub local_world: Option<u32>,
     /// The address at which all can meet rank 0. `None` only for a process that is alone in its job.
-    pub meeting_point: Option<MeetingPoint>,
+    pub rendezvous: Option<RendezvousEndpoint>,
     /// The number of servers, if the launcher says it: they have the first ranks.
     pub servers: Option<u32>,
     /// The launcher that said so, or the flags.
@@ -79,7 +79,7 @@ impl Default for Placement {
             world: 1,
             local_rank: None,
             local_world: None,
-            meeting_point: None,
+            rendezvous: None,
             servers: None,
             source: Source::Flags,
         }
@@ -157,7 +157,7 @@ impl fmt::Display for Source {
 /// };
 /// let placement = placement(&LaunchFlags::default(), under_srun)?.unwrap();
 /// assert_eq!((placement.rank, placement.world), (2, 8));
-/// assert_eq!(placement.meeting_point.unwrap().to_string(), "node003:22080");
+/// assert_eq!(placement.rendezvous.unwrap().to_string(), "node003:22080");
 /// # Ok::<(), slackline::LaunchError>(())
 /// ```
 pub fn placement(
@@ -166,14 +166,14 @@ pub fn placement(
 ) -> Result<Option<Placement>, LaunchError> {
     // `NAME= command` is how a shell takes a variable away for one command.
     let env = |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-    let told = flags.meeting_point(env)?;
+    let told = flags.rendezvous(env)?;
     let Some(claim) = claims::settle(flags, &env)? else { return Ok(None) };
     let Claim { rank, world, local_rank, local_world, source } = claim;
-    let meeting_point = match told {
+    let rendezvous = match told {
         Some(told) => Some(told),
         None if world == 1 => None,
-        None => Some(meeting::find(&claim, &env)?),
+        None => Some(endpoint::find(&claim, &env)?),
     };
     let servers = if source == Source::Dmlc { dmlc::servers(&env)? } else { None };
-    Ok(Some(Placement { rank, world, local_rank, local_world, meeting_point, servers, source }))
+    Ok(Some(Placement { rank, world, local_rank, local_world, rendezvous, servers, source }))
 }

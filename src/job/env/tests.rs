@@ -21,9 +21,9 @@ fn refused(variables: &str) -> String {
 }
 
 fn summary(placement: &Placement) -> String {
-    let Placement { rank, world, local_rank, local_world, meeting_point, source, .. } = placement;
+    let Placement { rank, world, local_rank, local_world, rendezvous, source, .. } = placement;
     let number = |number: &Option<u32>| number.map_or("?".into(), |number| number.to_string());
-    let meet = meeting_point.as_ref().map_or("nowhere".into(), ToString::to_string);
+    let meet = rendezvous.as_ref().map_or("nowhere".into(), ToString::to_string);
     format!("{source}: {rank}/{world}, here {}/{}, {meet}", number(local_rank), number(local_world))
 }
 
@@ -83,24 +83,24 @@ fn processes_on_several_hosts_meet_on_the_first() {
     let mpirun = MPIRUN.replace("LOCAL_SIZE=2", "LOCAL_SIZE=1");
     assert!(refused(&mpirun).contains("set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0"));
     let within = format!("{mpirun} SLURM_JOB_NODELIST=n[08,3]");
-    assert_eq!(placed(&within).meeting_point.unwrap().host, "n08");
+    assert_eq!(placed(&within).rendezvous.unwrap().host, "n08");
     let ours = format!("{mpirun} SLACKLINE_RENDEZVOUS=[fd00::1]:99");
-    assert_eq!(placed(&ours).meeting_point.unwrap().to_string(), "[fd00::1]:99");
+    assert_eq!(placed(&ours).rendezvous.unwrap().to_string(), "[fd00::1]:99");
 }
 
 #[test]
-fn all_ranks_derive_one_meeting_point_and_two_jobs_derive_two() {
+fn all_ranks_derive_one_rendezvous_and_two_jobs_derive_two() {
     for job in [TORCHRUN, SRUN, MPIRUN, HYDRA] {
         let first = job.replace("RANK=1", "RANK=0").replace("PROCID=1", "PROCID=0").replace("ID=1", "ID=0");
         let (first, second) = (placed(&first), placed(job));
         assert_ne!(first.rank, second.rank);
-        assert_eq!(first.meeting_point, second.meeting_point);
-        let port = second.meeting_point.clone().unwrap().port;
+        assert_eq!(first.rendezvous, second.rendezvous);
+        let port = second.rendezvous.clone().unwrap().port;
         assert!(PORTS.contains(&port), "{port}");
         let other = job.replace("29500", "29501").replace("STEP_ID=3", "STEP_ID=4");
         let other = other.replace("205586433", "49610753").replace("39979", "39980");
-        assert_ne!(placed(&other).meeting_point, second.meeting_point, "{job}");
-        let named = |job: &str, id: &str| placed(&format!("{job} SLACKLINE_JOB_ID={id}")).meeting_point;
+        assert_ne!(placed(&other).rendezvous, second.rendezvous, "{job}");
+        let named = |job: &str, id: &str| placed(&format!("{job} SLACKLINE_JOB_ID={id}")).rendezvous;
         assert_eq!(named(job, "a"), named(&other, "a"));
         assert_ne!(named(job, "a"), named(job, "b"));
     }
@@ -194,7 +194,7 @@ fn flags_alone_give_a_rank_and_must_agree_with_a_launcher() {
 fn a_rendezvous_alone_gives_no_rank_and_is_still_told() {
     let flags = LaunchFlags { rendezvous: Some("[::1]:7".into()), ..LaunchFlags::default() };
     assert_eq!(with(&flags, ""), Ok(None));
-    let point = flags.meeting_point(|_| None).unwrap().unwrap();
+    let point = flags.rendezvous(|_| None).unwrap().unwrap();
     assert_eq!((point.host.as_str(), point.port), ("::1", 7));
     assert_eq!(point.to_string(), "[::1]:7");
 }
@@ -242,7 +242,7 @@ fn processes_of_ps_lite_are_placed_with_servers_first() {
     // The only one of its role needs no number.
     let alone = DMLC.replace("DMLC_WORKER_ID=1 DMLC_NUM_WORKER=3", "DMLC_NUM_WORKER=1");
     assert_eq!((placed(&alone).rank, placed(&alone).world), (2, 3));
-    assert_eq!(placed(&format!("{DMLC} SLACKLINE_RENDEZVOUS=a:1")).meeting_point.unwrap().port, 1);
+    assert_eq!(placed(&format!("{DMLC} SLACKLINE_RENDEZVOUS=a:1")).rendezvous.unwrap().port, 1);
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn what_is_no_number_or_no_rank_is_refused() {
 }
 
 #[test]
-fn what_is_no_meeting_point_is_refused() {
+fn what_is_no_rendezvous_is_refused() {
     for (point, reason) in [
         ("node1", "no port"),
         ("node1:0", "port 0"),
@@ -333,8 +333,8 @@ fn what_is_no_meeting_point_is_refused() {
 }
 
 #[test]
-fn the_text_of_a_refused_meeting_point_ends_in_the_remedy() {
-    let error = "node1".parse::<MeetingPoint>().unwrap_err();
+fn the_text_of_a_refused_rendezvous_ends_in_the_remedy() {
+    let error = "node1".parse::<RendezvousEndpoint>().unwrap_err();
     let remedy = error.remedy().expect("there is one");
     assert_eq!(error.to_string(), format!("there is no port; {remedy}"));
     assert!(refused("SLACKLINE_RENDEZVOUS=node1").ends_with(&*remedy), "a launch says the same");
@@ -373,6 +373,6 @@ proptest::proptest! {
     fn no_list_and_no_address_makes_it_panic(text in "[a-z0-9\\[\\],:()x.-]{0,24}") {
         slurm::first_host(&text);
         slurm::tasks_of_node(&text, 1);
-        let _ = text.parse::<MeetingPoint>();
+        let _ = text.parse::<RendezvousEndpoint>();
     }
 }

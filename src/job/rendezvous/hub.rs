@@ -32,7 +32,7 @@ pub struct HubOptions {
     pub silence: Duration,
 }
 
-/// Events at the meeting point.
+/// Events at the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubEvent {
     /// A process is in.
@@ -50,7 +50,7 @@ pub enum HubEvent {
     },
 }
 
-/// The meeting point of a job. Driven by [`poll`](Self::poll), which never waits.
+/// The rendezvous of a job. Driven by [`poll`](Self::poll), which never waits.
 ///
 /// Unauthenticated connections cost little: a poll accepts at most [`MAX_PENDING_HANDSHAKES`], as many are greeted at a
 /// time, each for at most [`HANDSHAKE_TIMEOUT`], and with more one of those that have sent the least is dropped: the
@@ -124,7 +124,7 @@ impl Hub {
         let address = listener.local_addr().map_err(failed)?;
         let mut epoch = [0; 8];
         getrandom::fill(&mut epoch).map_err(|error| failed(io::Error::other(error.to_string())))?;
-        tracing::info!(%address, secret = options.secret.is_some(), "meeting point is open");
+        tracing::info!(%address, secret = options.secret.is_some(), "rendezvous is open");
         Ok(Hub {
             listener,
             address,
@@ -159,7 +159,7 @@ impl Hub {
     }
 
     /// Returns the number of connections that were refused so far.
-    pub fn turned_away(&self) -> u64 {
+    pub fn refused(&self) -> u64 {
         self.newcomers.refused()
     }
 

@@ -1,6 +1,6 @@
 //! The meeting of a job's processes: how they find each other.
 //!
-//! One of them, rank 0, keeps the meeting point: a [`Hub`]. Every other process [joins](Membership::join) it over
+//! One of them, rank 0, keeps the rendezvous: a [`Hub`]. Every other process [joins](Membership::join) it over
 //! an authenticated channel and tells its role and its host. It is told which other processes are in and where they
 //! listen. From that, [`choose`](super::choose::choose) picks for each pair the best way to reach each other. The
 //! job's own messages (its configuration, how it gets on) travel on the same channels. Members may join late and
@@ -164,16 +164,16 @@ pub enum RendezvousError {
         /// The address.
         address: std::net::SocketAddr,
     },
-    /// The meeting point is no address, or its name is not known by the deadline.
-    #[error("the meeting point {address} cannot be found: {source}; {}", remedy_of(self))]
+    /// The rendezvous is no address, or its name is not known by the deadline.
+    #[error("the rendezvous {address} cannot be found: {source}; {}", remedy_of(self))]
     Resolve {
         /// The address that was given.
         address: String,
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The name of the meeting point leads to an address that no other host reaches.
-    #[error("the meeting point {address} is at {at}, which no other host reaches; {}", remedy_of(self))]
+    /// The name of the rendezvous leads to an address that no other host reaches.
+    #[error("the rendezvous {address} is at {at}, which no other host reaches; {}", remedy_of(self))]
     OnlyHere {
         /// The address that was given.
         address: String,
@@ -183,7 +183,7 @@ pub enum RendezvousError {
     /// Rank 0 did not answer in time, or had no rank for this process until the deadline.
     #[error("could not join at {address} within {waited:?}: {last}; {}", remedy_of(self))]
     Timeout {
-        /// The meeting point.
+        /// The rendezvous.
         address: String,
         /// The time that was spent on trying.
         waited: std::time::Duration,
@@ -195,7 +195,7 @@ pub enum RendezvousError {
     /// The conversation cannot be had.
     #[error("cannot talk to rank 0 at {address}: {source}")]
     Channel {
-        /// The meeting point.
+        /// The rendezvous.
         address: String,
         /// The cause.
         source: ChannelError,
@@ -203,7 +203,7 @@ pub enum RendezvousError {
     /// Rank 0 does not want this member.
     #[error("rank 0 at {address} does not let this process in: {reason}")]
     Refused {
-        /// The meeting point.
+        /// The rendezvous.
         address: String,
         /// The reason that rank 0 gave.
         reason: String,
@@ -211,7 +211,7 @@ pub enum RendezvousError {
     /// Rank 0 said something that is no message, or out of turn.
     #[error("rank 0 at {address} broke the protocol: {reason}; {}", remedy_of(self))]
     Protocol {
-        /// The meeting point.
+        /// The rendezvous.
         address: String,
         /// The breach of the protocol.
         reason: &'static str,

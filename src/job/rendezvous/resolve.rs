@@ -1,4 +1,4 @@
-//! The addresses of a meeting point, whose name may not be known yet.
+//! The addresses of a rendezvous, whose name may not be known yet.
 
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -26,7 +26,7 @@ pub(super) fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr
             return Err(RendezvousError::Resolve { address: address.into(), source });
         }
         if !std::mem::replace(&mut is_told, true) {
-            tracing::warn!(address, error = %source, "the meeting point cannot be found yet; asking again");
+            tracing::warn!(address, error = %source, "the rendezvous cannot be found yet; asking again");
         }
         std::thread::sleep(left.min(ASK_EVERY));
     }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_0_listens_where_its_meeting_point_is() {
+    fn rank_0_listens_where_its_rendezvous_is() {
         let now = Instant::now();
         for address in ["127.0.0.1:7", "[::1]:7", "192.0.2.1:7"] {
             assert_eq!(listen_address(address, now, false).unwrap().to_string(), address);

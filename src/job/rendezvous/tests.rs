@@ -1,4 +1,4 @@
-//! Claims about the meeting point.
+//! Claims about the rendezvous.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::channel::{Channel, ChannelTerms, Purpose, Secret};
-use crate::job::env::MeetingPoint;
+use crate::job::env::RendezvousEndpoint;
 use crate::transport::HANDSHAKE_TIMEOUT;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -144,7 +144,7 @@ fn a_rank_that_is_taken_is_waited_for() {
     let first = finish(&mut hub, first).unwrap();
     let second = join(&hub, introduction);
     let deadline = Instant::now() + TIMEOUT;
-    while hub.turned_away() == 0 {
+    while hub.refused() == 0 {
         assert!(hub.poll().is_none() && Instant::now() < deadline);
     }
     drop(first);
@@ -161,7 +161,7 @@ fn the_reason_of_a_refusal_is_told_though_rank_0_is_gone_since() {
     let address = hub.address().to_string();
     let timeout = Duration::from_secs(3);
     let second = std::thread::spawn(move || Membership::join(&address, introduction, None, timeout));
-    while hub.turned_away() == 0 {
+    while hub.refused() == 0 {
         assert!(hub.poll().is_none() && !second.is_finished());
         hub.wait(Duration::from_millis(5));
     }
@@ -188,8 +188,8 @@ fn a_full_job_says_so_by_the_deadline() {
         let thread = std::thread::spawn(move || Membership::join(&address, introduction, None, timeout));
         // It is told at its first try. The deadline cuts the last try short: by then the hub does not answer any
         // more.
-        let before = hub.turned_away();
-        while hub.turned_away() == before && !thread.is_finished() {
+        let before = hub.refused();
+        while hub.refused() == before && !thread.is_finished() {
             assert!(hub.poll().is_none());
             hub.wait(Duration::from_millis(5));
         }
@@ -233,8 +233,8 @@ fn messages_go_both_ways_in_order() {
 }
 
 #[test]
-fn a_late_meeting_point_is_waited_for_and_one_that_never_comes_is_an_error() {
-    let MeetingPoint { port, .. } = MeetingPoint::free([127, 0, 0, 1].into()).unwrap();
+fn a_late_rendezvous_is_waited_for_and_one_that_never_comes_is_an_error() {
+    let RendezvousEndpoint { port, .. } = RendezvousEndpoint::free([127, 0, 0, 1].into()).unwrap();
     let port = SocketAddr::from(([127, 0, 0, 1], port));
     let error = Membership::join(&port.to_string(), worker(), None, Duration::from_millis(200)).err();
     let error = error.expect("no process listens there").to_string();
@@ -335,13 +335,13 @@ fn unauthenticated_peers_keep_somebody_out_for() -> Duration {
     wait_for(&mut hub, joined);
     let took = begun.elapsed();
     finish(&mut hub, thread).unwrap();
-    assert!(hub.turned_away() >= 300 - 64);
+    assert!(hub.refused() >= 300 - 64);
     // All are gone within the time that a handshake may take.
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT + TIMEOUT;
-    while hub.turned_away() < 301 {
+    while hub.refused() < 301 {
         while hub.poll().is_some() {}
         hub.wait(Duration::from_millis(50));
-        assert!(Instant::now() < deadline, "{} turned away", hub.turned_away());
+        assert!(Instant::now() < deadline, "{} refused", hub.refused());
     }
     rude.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut rest = Vec::new();
@@ -357,9 +357,9 @@ fn one_poll_accepts_at_most_64_connections() {
     let _slow: Vec<_> = (0..100).map(|_| begin(&hub)).collect();
     // With more than 64 of them, some are dropped.
     assert!(hub.poll().is_none());
-    assert_eq!(hub.turned_away(), 0);
+    assert_eq!(hub.refused(), 0);
     assert!(hub.poll().is_none());
-    assert_eq!(hub.turned_away(), 100 - 64);
+    assert_eq!(hub.refused(), 100 - 64);
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl<E: Endpoint> Link<E> {
                 Err(Error::Connect(error))
                     if error.is_lost_handshake() && runtime.now() + pause < deadline =>
                 {
-                    tracing::debug!(%address, "turned away in the handshake; asking again");
+                    tracing::debug!(%address, "refused in the handshake; asking again");
                     runtime.sleep(pause).await;
                     pause = (2 * pause).min(ASK_AGAIN.1);
                 }

@@ -92,7 +92,7 @@ pub struct ServerStatus {
     pub joined: u64,
     /// Workers that left or were evicted.
     pub left: u64,
-    /// Peers that were turned away.
+    /// Peers that were refused.
     pub refused: u64,
     /// Number of accesses by peers to memory that they were not granted: [`Transport::access_violations`].
     pub access_violations: u64,

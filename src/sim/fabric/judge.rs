@@ -432,7 +432,7 @@ impl FabricJudge {
         // Connections end where something breaks them, or when all is over.
         let has_cause = self.harm.is_some() || self.is_over();
         let is_allowed = match error {
-            // A node that asks early, often or late is turned away, and asks again.
+            // A node that asks early, often or late is refused, and asks again.
             Error::Deadline { .. } | Error::Connect(_) => true,
             Error::ServerLost { .. } | Error::Post { .. } => has_cause,
             // No peer is evicted without a reason.

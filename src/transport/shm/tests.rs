@@ -91,7 +91,7 @@ fn a_listener_turns_a_connector_of_another_user_away_unread() {
     let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
     assert!(connecting.poll(NOW).is_pending());
     assert!(listener.poll(NOW).is_none());
-    let Poll::Ready(Err(error)) = connecting.poll(NOW) else { panic!("turned away") };
+    let Poll::Ready(Err(error)) = connecting.poll(NOW) else { panic!("refused") };
     assert!(matches!(error, ConnectError::Closed { .. }), "{error}");
 }
 

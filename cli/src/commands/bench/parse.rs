@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use slackline::{MeetingPoint, TransportKind};
+use slackline::{RendezvousEndpoint, TransportKind};
 
 /// The port to listen at and to connect to, unless another one is given: perftest's port.
 const PORT: u16 = 18515;
@@ -67,7 +67,7 @@ pub(super) fn meeting(text: &str) -> Result<String, String> {
     } else {
         format!("{text}:{PORT}")
     };
-    match with_port.parse::<MeetingPoint>() {
+    match with_port.parse::<RendezvousEndpoint>() {
         Ok(point) => Ok(point.to_string()),
         Err(error) => {
             Err(format!("{}: write a name or address, and a port, as in node1:18515", error.reason))

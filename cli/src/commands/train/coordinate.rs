@@ -204,7 +204,7 @@ impl Caller for Run<'_> {
         }
     }
 
-    fn command(&mut self, role: Role, meeting_point: SocketAddr) -> Result<Option<Command>, ErrorReport> {
+    fn command(&mut self, role: Role, rendezvous: SocketAddr) -> Result<Option<Command>, ErrorReport> {
         let plan = self.plan;
         if !plan.job.starts(role, plan.servers) {
             return Ok(None);
@@ -223,7 +223,7 @@ impl Caller for Run<'_> {
         // up before.
         let timeout = plan.timeout.max(CHILD_TIMEOUT_MIN).as_secs_f64();
         let mut command = Command::new(own);
-        command.args([name, "--role-rank", &rank.to_string(), "--rendezvous", &meeting_point.to_string()]);
+        command.args([name, "--role-rank", &rank.to_string(), "--rendezvous", &rendezvous.to_string()]);
         command.args(["--child", "--timeout", &timeout.to_string()]);
         if let Some(metrics) = metrics {
             command.args(["--metrics", &metrics.to_string()]);

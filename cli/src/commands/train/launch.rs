@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
-use slackline::MeetingPoint;
+use slackline::RendezvousEndpoint;
 use slackline::internals::job::env;
 use slackline::internals::job::{MemberRole, listen_address};
 
@@ -23,22 +23,22 @@ pub(super) enum ProcessPart {
 /// Finds out which part this process has.
 pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     let told =
-        args.job.rank.flags().meeting_point(env::environment()).map_err(|error| Failure::refused(&error))?;
+        args.job.rank.flags().rendezvous(env::environment()).map_err(|error| Failure::refused(&error))?;
     if args.coordinate {
         // Ranks do not matter: the process that was told to coordinate does.
         let placed = || {
             env::placement(&args.job.rank.flags(), env::environment())
                 .map_err(|error| Failure::refused(&error))
         };
-        let meeting_point = match told {
+        let rendezvous = match told {
             Some(told) => Some(told),
-            None => placed()?.and_then(|placement| placement.meeting_point),
+            None => placed()?.and_then(|placement| placement.rendezvous),
         };
-        let meeting_point = meeting_point.ok_or_else(|| {
-            Failure::usage("--coordinate needs a meeting point")
+        let rendezvous = rendezvous.ok_or_else(|| {
+            Failure::usage("--coordinate needs a rendezvous")
                 .help("add --rendezvous HOST:PORT, an address of this host")
         })?;
-        return coordinate(args, &meeting_point, Starts::None, false);
+        return coordinate(args, &rendezvous, Starts::None, false);
     }
     let placement = env::placement(&args.job.rank.flags(), env::environment())
         .map_err(|error| Failure::refused(&error))?;
@@ -56,7 +56,7 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     };
     let (rank, world, servers) = (placement.rank, placement.world, args.servers()? as u64);
     let is_one_host = placement.is_one_host();
-    let meeting_point = placement.meeting_point.ok_or_else(|| {
+    let rendezvous = placement.rendezvous.ok_or_else(|| {
         Failure::usage("nothing says where to meet")
             .help("add --rendezvous HOST:PORT, the same for all ranks")
     })?;
@@ -74,10 +74,10 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
         ))
         .help(format!("start at least {}", servers + 1))
     })?;
-    tracing::info!(rank, world, source = %placement.source, %meeting_point, "placed by a launcher");
+    tracing::info!(rank, world, source = %placement.source, %rendezvous, "placed by a launcher");
     if rank == 0 {
         let starts = Starts::First { workers: workers as usize, local_world: placement.local_world };
-        return coordinate(args, &meeting_point, starts, is_one_host);
+        return coordinate(args, &rendezvous, starts, is_one_host);
     }
     let (role, role_rank) = match u64::from(rank) < servers {
         true => (MemberRole::Server, rank),
@@ -86,7 +86,7 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     Ok(ProcessPart::Take(Part {
         role,
         role_rank: Some(role_rank),
-        address: meeting_point.to_string(),
+        address: rendezvous.to_string(),
         rank: Some(rank),
         local_rank: placement.local_rank,
         metrics: args.metrics.address(placement.local_rank)?,
@@ -97,12 +97,12 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
 
 fn coordinate(
     args: &TrainArgs,
-    meeting_point: &MeetingPoint,
+    rendezvous: &RendezvousEndpoint,
     starts: Starts,
     is_one_host: bool,
 ) -> Result<ProcessPart, Failure> {
     let deadline = Instant::now() + values::timeout(args.timeout)?;
-    let listen = listen_address(&meeting_point.to_string(), deadline, is_one_host);
+    let listen = listen_address(&rendezvous.to_string(), deadline, is_one_host);
     let listen = listen.map_err(|error| Failure::refused(&error).at("cannot be met"))?;
     Ok(ProcessPart::Coordinate(Job { listen, secret: args.job.secret.secret()?, starts }))
 }

@@ -82,7 +82,7 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
         Ok(timeout) => timeout,
         Err(failure) => return failure.report(),
     };
-    let part = meeting_point(&args.job).and_then(|(address, placement)| {
+    let part = rendezvous(&args.job).and_then(|(address, placement)| {
         let local_rank = placement.as_ref().and_then(|placement| placement.local_rank);
         let metrics = args.metrics.address(local_rank)?;
         let rank = placement.map(|placement| placement.rank);
@@ -95,10 +95,9 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
     }
 }
 
-/// Returns the meeting point, and the placement of this process if a launcher tells it.
-fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
-    let told =
-        args.rank.flags().meeting_point(env::environment()).map_err(|error| Failure::refused(&error))?;
+/// Returns the rendezvous, and the placement of this process if a launcher tells it.
+fn rendezvous(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
+    let told = args.rank.flags().rendezvous(env::environment()).map_err(|error| Failure::refused(&error))?;
     // A process that is told where to meet needs no rank.
     let placement = match env::placement(&args.rank.flags(), env::environment()) {
         Err(_) if told.is_some() => None,
@@ -112,10 +111,10 @@ fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure>
         return Err(Failure::usage("this is rank 0, which the others meet")
             .help("run `slackline train --coordinate` as rank 0"));
     }
-    let meeting_point = placement.as_ref().and_then(|placement| placement.meeting_point.clone());
-    let meeting_point = meeting_point.ok_or_else(|| {
+    let rendezvous = placement.as_ref().and_then(|placement| placement.rendezvous.clone());
+    let rendezvous = rendezvous.ok_or_else(|| {
         Failure::usage("nothing says where to meet")
             .help("use --rendezvous HOST:PORT of `slackline train`, or start all with one launcher")
     })?;
-    Ok((meeting_point.to_string(), placement))
+    Ok((rendezvous.to_string(), placement))
 }

@@ -1,7 +1,7 @@
 //! `slackline train`: real processes, a real model, real data.
 //!
 //! ```text
-//! train ──┬── serve   one per shard          joins at the meeting point that train keeps, is told what to do,
+//! train ──┬── serve   one per shard          joins at the rendezvous that train keeps, is told what to do,
 //!         ├── work    one per worker         tells how it is getting on, and ends with the job
 //!         └── a thread with readers          evaluates, and brings the result home
 //! ```

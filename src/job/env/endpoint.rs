@@ -1,4 +1,4 @@
-//! The meeting point of a job's processes, when neither a flag nor a variable of ours names one.
+//! The rendezvous of a job's processes, when neither a flag nor a variable of ours names one.
 //!
 //! The host: this one, by its loopback address, if all processes are here; else `MASTER_ADDR`; else the first host of
 //! Slurm's list, where Slurm puts rank 0 unless told otherwise.
@@ -19,36 +19,36 @@ use super::slurm::first_host;
 use super::{LaunchError, Source};
 use crate::diagnostic::{Diagnostic, remedy_of};
 
-/// The ports that a meeting point is derived in: below those that Linux hands out to clients (from 32768), away from
+/// The ports that a rendezvous is derived in: below those that Linux hands out to clients (from 32768), away from
 /// Slurm's own (6817 and 6818, srun's 60001 on) and from torchrun's usual 29400 and 29500.
 pub const PORTS: Range<u16> = 20480..24576;
 
 /// The address at which rank 0 can be met.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct MeetingPoint {
+pub struct RendezvousEndpoint {
     /// A name or an address, without brackets.
     pub host: String,
     /// A port on it.
     pub port: u16,
 }
 
-/// A text that is no meeting point.
+/// A text that is no rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}; {}", remedy_of(self))]
 #[non_exhaustive]
-pub struct MeetingPointError {
+pub struct RendezvousEndpointError {
     /// The fault of the text.
     pub reason: &'static str,
 }
 
-/// How a meeting point is written.
+/// How a rendezvous is written.
 pub(super) const REMEDY: &str = "give a name or address and a port, such as node1:29400 or [fd00::1]:29400";
 
 const LINK_LOCAL: &str = "other hosts do not reach an address that holds on one link alone";
 
-impl Diagnostic for MeetingPointError {
+impl Diagnostic for RendezvousEndpointError {
     fn operation(&self) -> &'static str {
-        "reading a meeting point"
+        "reading a rendezvous"
     }
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
@@ -56,11 +56,11 @@ impl Diagnostic for MeetingPointError {
     }
 }
 
-impl FromStr for MeetingPoint {
-    type Err = MeetingPointError;
+impl FromStr for RendezvousEndpoint {
+    type Err = RendezvousEndpointError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let fault = |reason| MeetingPointError { reason };
+        let fault = |reason| RendezvousEndpointError { reason };
         let (host, port) = text.trim().rsplit_once(':').ok_or(fault("there is no port"))?;
         let port = match port.parse() {
             Ok(0) => return Err(fault("no process can be met at port 0")),
@@ -81,25 +81,25 @@ impl FromStr for MeetingPoint {
             None if !host.chars().all(is_name) => return Err(fault("that is no name of a host")),
             None => {}
         }
-        Ok(MeetingPoint { host: inner.unwrap_or(host).to_owned(), port })
+        Ok(RendezvousEndpoint { host: inner.unwrap_or(host).to_owned(), port })
     }
 }
 
-impl MeetingPoint {
+impl RendezvousEndpoint {
     /// A port of [`PORTS`] on `host`, an address of this host, at which no process listens now. They are not among the
     /// ports that the system gives to outgoing connections, so that no such connection takes it before rank 0 does.
     ///
     /// # Errors
     /// The address is not of this host, or a hundred ports were taken.
     #[doc(hidden)]
-    pub fn free(host: IpAddr) -> io::Result<MeetingPoint> {
+    pub fn free(host: IpAddr) -> io::Result<RendezvousEndpoint> {
         let mut last = io::Error::from(io::ErrorKind::AddrInUse);
         for _ in 0..100 {
             let mut random = [0; 2];
             getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
             let port = PORTS.start + u16::from_le_bytes(random) % PORTS.len() as u16;
             match TcpListener::bind((host, port)) {
-                Ok(_) => return Ok(MeetingPoint { host: host.to_string(), port }),
+                Ok(_) => return Ok(RendezvousEndpoint { host: host.to_string(), port }),
                 Err(error) => last = error,
             }
         }
@@ -107,22 +107,22 @@ impl MeetingPoint {
     }
 }
 
-impl fmt::Display for MeetingPoint {
+impl fmt::Display for RendezvousEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MeetingPoint { host, port } = self;
+        let RendezvousEndpoint { host, port } = self;
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
     }
 }
 
-/// Derives the meeting point of a job of more than one process.
+/// Derives the rendezvous of a job of more than one process.
 pub(super) fn find(
     claim: &Claim,
     env: &impl Fn(&str) -> Option<String>,
-) -> Result<MeetingPoint, LaunchError> {
+) -> Result<RendezvousEndpoint, LaunchError> {
     if claim.source == Source::Dmlc {
-        return super::dmlc::meeting_point(env);
+        return super::dmlc::rendezvous(env);
     }
-    Ok(MeetingPoint { host: host(claim, env)?, port: port(claim, env)? })
+    Ok(RendezvousEndpoint { host: host(claim, env)?, port: port(claim, env)? })
 }
 
 fn host(claim: &Claim, env: &impl Fn(&str) -> Option<String>) -> Result<String, LaunchError> {
@@ -146,7 +146,7 @@ fn host(claim: &Claim, env: &impl Fn(&str) -> Option<String>) -> Result<String, 
             "set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0, the same for all ranks",
         ),
     };
-    Err(LaunchError::NowhereToMeet { launcher: claim.source, what, remedy })
+    Err(LaunchError::NoRendezvous { launcher: claim.source, what, remedy })
 }
 
 fn port(claim: &Claim, env: &impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
@@ -172,12 +172,12 @@ fn port(claim: &Claim, env: &impl Fn(&str) -> Option<String>) -> Result<u16, Lau
         },
     };
     let identity = identity.ok_or(match claim.source {
-        Source::Torchrun => LaunchError::NowhereToMeet {
+        Source::Torchrun => LaunchError::NoRendezvous {
             launcher: claim.source,
             what: "which port to derive ours from",
             remedy: "set MASTER_ADDR and MASTER_PORT, or --rendezvous HOST:PORT",
         },
-        launcher => LaunchError::NowhereToMeet {
+        launcher => LaunchError::NoRendezvous {
             launcher,
             what: "what sets this job apart",
             remedy: "set SLACKLINE_JOB_ID to anything that only this job's ranks share, or --rendezvous to HOST:PORT",
