@@ -55,8 +55,11 @@ const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];
 /// The folder of the command that trains, a caller of `slackline::job`: it names nothing that is below that.
 const CALLER_OF_JOBS: &str = "cli/src/commands/train/";
 
+/// The module of the rendezvous, whose word variables and fields have as well: a path alone names the module.
+const RENDEZVOUS: &str = "rendezvous";
+
 /// The names below `slackline::job`, besides those of the backends.
-const BELOW_JOBS: &[&str] = &["rendezvous", "channel", "mixed", "Hub", "Mixed"];
+const BELOW_JOBS: &[&str] = &[RENDEZVOUS, "channel", "mixed", "Hub", "Mixed"];
 
 /// The transports, which it may name as values of `TransportKind` alone.
 const TRANSPORTS: &[&str] = &["Shm", "Tcp", "Verbs"];
@@ -312,7 +315,12 @@ fn below_jobs(file: &str, text: &str, backends: &[String]) -> Vec<String> {
     let is_below = |(index, word): &(usize, &Word)| {
         let name = word.text.as_str();
         let is_kind = starts(&words[index.saturating_sub(2)..], &["TransportKind", "::"]);
-        BELOW_JOBS.contains(&name) || backends.contains(&word.text) || TRANSPORTS.contains(&name) && !is_kind
+        let is_path =
+            [index.saturating_sub(1), index + 1].iter().any(|beside| starts(&words[*beside..], &["::"]));
+        let is_value = name == RENDEZVOUS && !is_path;
+        BELOW_JOBS.contains(&name) && !is_value
+            || backends.contains(&word.text)
+            || TRANSPORTS.contains(&name) && !is_kind
     };
     let found = words.iter().enumerate().filter(is_below);
     found
@@ -582,6 +590,7 @@ mod the_checks {
         let below = |file, text| below_jobs(file, text, &["shm".into(), "tcp".into()]).len();
         for text in [
             "use slackline::job::rendezvous::Host;",
+            "use slackline::job::rendezvous;",
             "use slackline::channel::Secret;",
             "use slackline::transport::{Address, tcp::connect};",
             "use slackline::Verbs;",
@@ -593,7 +602,7 @@ mod the_checks {
         }
         let allowed = "use slackline::job::Secret; fn f() { g(TransportKind::Shm) } // channel";
         assert_eq!(below("cli/src/commands/train/x.rs", allowed), 0);
-        let allowed = "const S: &str = \"--rendezvous\";";
+        let allowed = "const S: &str = \"--rendezvous\"; fn f(at: &Placement) { g(at.rendezvous) }";
         assert_eq!(below("cli/src/commands/train/x.rs", allowed), 0);
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Certificate, Publication, TraceRecord};
 use crate::clock::Version;
-use read::{Past, ReadJudge, Told};
+use read::{FirstReads, Past, ReadJudge};
 
 /// A property that every trace has if the library keeps its promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -137,7 +137,7 @@ impl<L: Clone> TraceChecker<L> {
             unverified: 0,
             violations,
         };
-        let (mut past, mut told) = (Past::of(0), Told::nothing());
+        let (mut past, mut told) = (Past::of(0), FirstReads::nothing());
         for (at, read) in reads.values() {
             if past.reader != read.reader {
                 past = Past::of(read.reader);

@@ -289,7 +289,7 @@ fn a_newest_version_that_was_not_published_yet_is_found() {
 }
 
 #[test]
-fn a_version_without_a_record_behind_one_that_was_not_published_yet_is_found() {
+fn a_version_without_a_record_before_it_could_be_there_is_found() {
     let mut early = trace();
     early.publications.remove(6);
     early.reads.truncate(5);
@@ -313,7 +313,7 @@ fn a_version_without_a_record_behind_one_that_was_not_published_yet_is_found() {
 }
 
 #[test]
-fn reads_that_contradict_each_other_about_a_version_without_a_record_are_found() {
+fn reads_that_contradict_each_other_are_found_without_a_publication() {
     let two = |change: fn(&mut Certificate)| {
         let mut two = trace();
         two.publications.remove(4);
@@ -354,7 +354,7 @@ fn a_read_of_what_was_not_published_yet_is_found() {
 }
 
 #[test]
-fn times_against_the_order_of_one_process_are_found_whatever_the_clocks_of_others() {
+fn times_against_the_order_of_one_process_are_found_under_any_clock_error() {
     let violates = |trace: &Trace, at: &str, against: Option<&str>| {
         trace.violates(Property::Timely, at, against);
         let found = trace.judged(Duration::from_millis(5)).violations;

@@ -36,7 +36,7 @@ impl<C: Caller> Coordinator<C> {
         if !lost.is_empty() {
             missing += &format!("; of those that had joined were lost: {lost}");
         }
-        match self.hub.turned_away() {
+        match self.hub.refused() {
             0 => missing,
             1 => format!("{missing}; one connection was refused (RUST_LOG=warn says why)"),
             unauthenticated_peers => {

@@ -25,7 +25,7 @@ impl<L> Past<'_, L> {
 
 /// What reads were given of versions of which no publication has the bytes: the first read of each, and the first
 /// digest of each tensor.
-pub(super) struct Told<'a, L> {
+pub(super) struct FirstReads<'a, L> {
     versions: BTreeMap<MadeVersion, (&'a L, &'a Certificate)>,
     bytes: BTreeMap<(MadeVersion, &'a str), (&'a L, &'a [u8; 32])>,
 }
@@ -33,10 +33,10 @@ pub(super) struct Told<'a, L> {
 /// The incarnation that made a version, and its number.
 type MadeVersion = (u64, Version);
 
-impl<L> Told<'_, L> {
+impl<L> FirstReads<'_, L> {
     /// Of no version yet.
     pub(super) const fn nothing() -> Self {
-        Told { versions: BTreeMap::new(), bytes: BTreeMap::new() }
+        FirstReads { versions: BTreeMap::new(), bytes: BTreeMap::new() }
     }
 }
 
@@ -117,7 +117,7 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
     }
 
     /// Against what earlier reads were given as the same version, where no publication has any of its bytes.
-    pub(super) fn with_others(&mut self, told: &mut Told<'a, L>) {
+    pub(super) fn with_others(&mut self, told: &mut FirstReads<'a, L>) {
         let read = self.read;
         let key = (maker(read), read.version);
         let what = format!("version {} of {:016x}", read.version.get(), key.0);
