@@ -31,7 +31,7 @@ pub(crate) fn check(py: Python<'_>, lines: &Bound<'_, PyAny>, clock_error: f64) 
     }
     let mut trace = TraceLines::new(time("clock_error", clock_error)?);
     for line in lines.try_iter()? {
-        trace.add(&line?.extract::<String>()?).map_err(no_record)?;
+        trace.add(line?.extract::<String>()?.as_bytes()).map_err(no_record)?;
     }
     let (verdict, unfinished) = py.detach(|| trace.finish()).ok_or_else(|| {
         let remedy = "give the lines that publishers and readers write as their records";

@@ -201,7 +201,7 @@ impl PyReader {
                 Ok(Reader::connect(transport.clone(), address, options, patience))
             };
             loop {
-                if let Some(reader) = attempts.round(&mut connect)? {
+                if let Some(reader) = attempts.go_on(&mut connect)? {
                     return Ok(reader);
                 }
                 if deadline.left().is_zero() || is_given_up.load(Ordering::Relaxed) {
@@ -368,7 +368,7 @@ impl PyReader {
             let connected = closing.in_slices(py, RECONNECTING, deadline, |_slice| {
                 // A handshake is no wait that can be cut into short slices.
                 let connect = |_, address: &_, patience| Ok(reading.reader.reconnect(address, patience));
-                let connected = attempts.round(connect)?;
+                let connected = attempts.go_on(connect)?;
                 if connected.is_some() {
                     reading.forget();
                     self.forget_staged();

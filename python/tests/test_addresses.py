@@ -12,6 +12,19 @@ from conftest import version
 import slackline
 
 
+def answer_all(listener: socket.socket, asked: list[None]) -> None:
+    """Answers as no process of slackline does, until the listener is closed."""
+    try:
+        while True:
+            stream, _peer = listener.accept()
+            asked.append(None)
+            with stream:
+                stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(512))
+                stream.recv(1 << 16)
+    except OSError:
+        return
+
+
 # A folder that is none, and RDMA, where the host has none.
 @pytest.mark.parametrize("never", ["/dev/null/none", "verbs:127.0.0.1:9"])
 def test_an_address_that_can_never_answer_ends_no_search_at_others(never: str, transport: str) -> None:
@@ -35,17 +48,22 @@ def test_addresses_of_which_none_can_ever_answer_fail_with_their_cause() -> None
     port = int(publisher.address.rpartition(":")[2])
     with reader, socket.create_server(("127.0.0.1", port)) as listener:
 
-        def answer() -> None:
-            stream, _peer = listener.accept()
-            with stream:
-                stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(512))
-                stream.recv(1 << 16)
-
-        answering = threading.Thread(target=answer)
-        answering.start()
+        threading.Thread(target=answer_all, args=(listener, []), daemon=True).start()
         with pytest.raises(slackline.Error, match="not slackline"):
             reader.reconnect(timeout=600)
-        answering.join()
+
+
+def test_an_address_that_can_never_answer_is_seldom_asked_again() -> None:
+    with slackline.Publisher(version(0), transport="tcp") as publisher:
+        reader = slackline.Reader(f"{publisher.address},@does-not-listen-yet")
+    asked: list[None] = []
+    port = int(publisher.address.rpartition(":")[2])
+    with reader, socket.create_server(("127.0.0.1", port)) as listener:
+        threading.Thread(target=answer_all, args=(listener, asked), daemon=True).start()
+        with pytest.raises(slackline.Error):
+            reader.reconnect(timeout=2)
+    # At first, and after 0.5 s, while the other address is asked all the time.
+    assert 1 <= len(asked) <= 4
 
 
 def test_an_owner_with_another_table_is_told_though_others_may_come(transport: str) -> None:

@@ -54,8 +54,8 @@ pub enum Error {
         /// The difference, in words.
         reason: &'static str,
     },
-    /// The versions upstream of a relay are those of another publisher, or of its next incarnation.
-    #[error("the versions upstream are of another publisher than those before; {}", self.help())]
+    /// The versions upstream of a relay are those of another publisher or server, or of its next incarnation.
+    #[error("the versions upstream are of another publisher or server than those before; {}", self.help())]
     AnotherPublisher,
     /// Fewer readers than were waited for held a version by the deadline.
     #[error(

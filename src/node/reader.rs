@@ -611,14 +611,22 @@ impl<T: Transport> Reader<T> {
             let oldest = self.link.pull.no_older(Bound::NONE).version;
             loop {
                 self.begin(wanted.no_older(oldest), None);
-                let fresh = complete(self.finish(deadline - self.runtime.now()))?;
-                if let Some(fresh) = self.copied_into(into, fresh, wanted, deadline)? {
-                    return Ok(fresh);
-                }
-                if self.runtime.now() >= deadline {
-                    let (operation, (seen, awaited)) = ("keeping up with the publisher", self.link.lacking());
-                    let needed = wanted.bound();
-                    return Err(Error::Deadline { operation, waited: timeout, needed, seen, awaited });
+                let copied = complete(self.finish(deadline - self.runtime.now()))
+                    .and_then(|fresh| self.copied_into(into, fresh, wanted, deadline));
+                match copied {
+                    Ok(Some(fresh)) => return Ok(fresh),
+                    Ok(None) if self.runtime.now() >= deadline => {
+                        let (operation, (seen, awaited)) =
+                            ("keeping up with the publisher", self.link.lacking());
+                        let needed = wanted.bound();
+                        return Err(Error::Deadline { operation, waited: timeout, needed, seen, awaited });
+                    }
+                    Ok(None) => {}
+                    // The time that was waited in all, and not the rest of it.
+                    Err(Error::Deadline { operation, needed, seen, awaited, .. }) => {
+                        return Err(Error::Deadline { operation, waited: timeout, needed, seen, awaited });
+                    }
+                    Err(error) => return Err(error),
                 }
             }
         }

@@ -151,12 +151,14 @@ impl<L: Clone> TraceChecker<L> {
             if !is_compared {
                 judge.with_others(&mut told);
             }
-            for (owner, version) in [(read.epoch, read.newest), (read.origin, read.version)] {
-                // An owner numbers its versions in the order in which it publishes them.
-                let by_then = publications.range((owner, Version::new(0))..=(owner, version)).next_back();
-                if let Some((_, (other, publication))) = by_then {
-                    judge.not_before(other, publication);
-                }
+            // An owner numbers its versions in the order in which it publishes them.
+            let by_then =
+                |owner, version| publications.range((owner, Version::new(0))..=(owner, version)).next_back();
+            let newest = by_then(read.epoch, read.newest);
+            let own = by_then(read.origin, read.version)
+                .filter(|(made, _)| newest.is_none_or(|(other, _)| other != *made));
+            for (_, (other, publication)) in newest.into_iter().chain(own) {
+                judge.not_before(other, publication);
             }
             if let Some(history) = histories.get(&read.epoch) {
                 judge.within_history(history);

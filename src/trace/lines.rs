@@ -24,20 +24,21 @@ impl TraceLines {
         TraceLines { checker, number: 0, records: 0, is_file: true, unfinished: None }
     }
 
-    /// Takes the next line, with its end if it has one. A blank line counts for nothing.
+    /// Takes the next line, with its end if it has one. A blank line counts for nothing. Its bytes need not be text: a last
+    /// line may have been cut within a character.
     ///
     /// # Errors
     /// With its number, a line that is no record and no unfinished last one.
-    pub fn add(&mut self, line: &str) -> Result<(), (u64, RecordError)> {
+    pub fn add(&mut self, line: &[u8]) -> Result<(), (u64, RecordError)> {
         if let Some(error) = self.unfinished.take() {
             return Err((self.number, error));
         }
         self.number += 1;
-        if line.trim().is_empty() {
+        if line.trim_ascii().is_empty() {
             return Ok(());
         }
-        let has_end = line.ends_with('\n');
-        match line.trim().parse::<TraceRecord>() {
+        let has_end = line.ends_with(b"\n");
+        match TraceRecord::from_bytes(line.trim_ascii()) {
             Ok(record) => {
                 self.checker.add(record, self.number);
                 self.records += 1;

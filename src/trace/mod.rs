@@ -83,7 +83,8 @@ pub struct Certificate {
     pub origin: u64,
     /// The number of the version.
     pub version: Version,
-    /// The newest version that the owner had when the copy was complete.
+    /// The newest version that the owner had at the last look at it, by which the copy was proved: where there was a
+    /// bound, not before the copy was complete.
     pub newest: Version,
     /// The publisher's own words about the version.
     #[serde(with = "hex::Tag")]
@@ -144,8 +145,15 @@ impl FromStr for TraceRecord {
     type Err = RecordError;
 
     fn from_str(line: &str) -> Result<TraceRecord, RecordError> {
-        serde_json::from_str(line).map_err(|source| {
-            let is_beginning = source.is_eof() && line.trim_start().starts_with('{');
+        TraceRecord::from_bytes(line.as_bytes())
+    }
+}
+
+impl TraceRecord {
+    /// The record of a line, whose bytes may be no text.
+    fn from_bytes(line: &[u8]) -> Result<TraceRecord, RecordError> {
+        serde_json::from_slice(line).map_err(|source| {
+            let is_beginning = source.is_eof() && line.trim_ascii_start().starts_with(b"{");
             RecordError { reason: source.to_string(), is_beginning }
         })
     }

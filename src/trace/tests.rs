@@ -310,6 +310,10 @@ fn a_version_without_a_record_before_it_could_be_there_is_found() {
     relayed(599).violates(Property::Timely, "read 5", Some("version 6"));
     let verdict = relayed(600).judged(Duration::ZERO);
     assert_eq!((verdict.violations.len(), verdict.unverified), (0, 1), "{verdict:?}");
+    // Where it was read from the publisher itself, the newest version is the same one: it is told once.
+    let mut direct = relayed(599);
+    direct.reads[4].epoch = direct.reads[4].origin;
+    direct.violates(Property::Timely, "read 5", Some("version 6"));
 }
 
 #[test]

@@ -153,6 +153,13 @@ impl<C: Caller> Coordinator<C> {
         self.plan.timeout().min(LAST_CHECKPOINT_WITHIN)
     }
 
+    /// Whether servers of a job that fails have something to keep that is worth it: versions that this run has made. Of
+    /// a job that diverged the checkpoints from before are better.
+    pub(super) fn has_learned(&self) -> bool {
+        let made = |server: &ServerEntry| server.report.version > server.disk.began.unwrap_or(0);
+        self.servers.iter().any(made) && self.servers.iter().all(|server| server.report.diverged.is_none())
+    }
+
     /// The first server that still has a last checkpoint to write. One that has not begun has nothing to keep.
     fn first_to_close(&self) -> Option<usize> {
         self.open_servers().map(|(shard, _)| shard).find(|shard| self.servers[*shard].disk.serves)
@@ -211,6 +218,9 @@ impl<C: Caller> Coordinator<C> {
             HubEvent::Left { reason, .. } if !self.servers[shard].disk.closed => {
                 self.hear_failure(shard, 1, &format!("gone before its last checkpoint: {reason}"));
             }
+            HubEvent::Joined(_) => {
+                self.servers[shard].disk.begin_again();
+            }
             _ => {}
         }
     }
@@ -260,20 +270,17 @@ mod tests {
         Coordinator::open(plan, Watches::default()).unwrap()
     }
 
+    /// The settings of the server of shard 0.
+    fn server() -> MemberOptions {
+        let (role, checkpoint) = (MemberRole::Server, Arc::new(AtomicBool::new(false)));
+        MemberOptions { role, role_rank: Some(0), rank: None, secret: None, checkpoint, timeout: TIMEOUT }
+    }
+
     /// Lets the server join, which does nothing by itself.
     fn join(job: &mut Coordinator<Watches>) -> CoordinatedMember {
         let address = job.hub.address().to_string();
-        let (role, checkpoint) = (MemberRole::Server, Arc::new(AtomicBool::new(false)));
-        let options = MemberOptions {
-            role,
-            role_rank: Some(0),
-            rank: None,
-            secret: None,
-            checkpoint,
-            timeout: TIMEOUT,
-        };
         let member = std::thread::scope(|scope| {
-            let joining = scope.spawn(|| CoordinatedMember::join(&address, options).unwrap());
+            let joining = scope.spawn(|| CoordinatedMember::join(&address, server()).unwrap());
             turn_until(job, |_| joining.is_finished());
             joining.join().unwrap()
         });
@@ -301,6 +308,7 @@ mod tests {
     fn a_job_that_fails_has_its_servers_write_their_last_checkpoints() {
         let mut job = keeping(TIMEOUT);
         let member = &serve(&mut job);
+        job.hear_server(0, ServerReport { version: 7, ..ServerReport::default() });
         std::thread::scope(|scope| {
             let serving = scope.spawn(move || {
                 while !member.closes() {
@@ -313,6 +321,20 @@ mod tests {
             job.abort("no reason");
             assert_eq!(serving.join().unwrap(), End::Told("the job failed: no reason".into()));
         });
+    }
+
+    #[test]
+    fn a_job_that_fails_before_its_first_version_or_diverges_writes_no_checkpoints() {
+        for (version, diverged) in [(0, None), (7, Some(7))] {
+            let mut job = keeping(TIMEOUT);
+            let member = &serve(&mut job);
+            job.hear_server(0, ServerReport { version, diverged, ..ServerReport::default() });
+            std::thread::scope(|scope| {
+                let serving = scope.spawn(move || (member.wait_for_the_end(), member.closes()));
+                job.abort("no reason");
+                assert_eq!(serving.join().unwrap(), (End::Told("the job failed: no reason".into()), false));
+            });
+        }
     }
 
     #[test]
@@ -339,6 +361,29 @@ mod tests {
         let _again = join(&mut job);
         job.close(Duration::ZERO);
         assert_eq!(job.failed_checkpoints(), (0, None));
+    }
+
+    #[test]
+    fn a_server_that_comes_back_while_last_checkpoints_are_awaited_is_not_waited_for() {
+        let mut job = keeping(TIMEOUT);
+        drop(serve(&mut job));
+        turn_until(&mut job, |job| job.roster.member(Role::Server(0)).is_none());
+        let address = job.hub.address().to_string();
+        // It has begun, as far as is known, until it is seen to have joined.
+        job.servers[0].disk.serves = true;
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let joining = scope.spawn(|| CoordinatedMember::join(&address, server()).unwrap());
+            while job.roster.member(Role::Server(0)).is_none() {
+                assert!(began.elapsed() < TIMEOUT, "it does not join");
+                job.hub.wait(LOOK_EVERY);
+                while let Some((who, event)) = job.roster.poll(&mut job.hub) {
+                    job.hear_closing(who, event);
+                }
+            }
+            drop(joining.join().unwrap());
+        });
+        assert!(!job.servers[0].disk.serves);
     }
 
     #[test]

@@ -59,11 +59,13 @@ impl<C: Caller> Coordinator<C> {
         servers.iter_mut().filter_map(|entry| entry.process.as_mut()).for_each(|p| drop(p.wait()));
     }
 
-    /// Ends a job that failed: servers write their last checkpoints, unless they were asked for them before, and every
-    /// process is told the cause before its connection closes.
+    /// Ends a job that failed: servers write their last checkpoints, unless they were asked for them before, have learned
+    /// nothing or diverged, and every process is told the cause before its connection closes.
     pub fn abort(mut self, cause: &str) {
-        // Servers that this process started are killed below, and would keep nothing of what they have learnt.
-        self.close(self.last_checkpoint_within());
+        // Servers that this process started are killed below, and would keep nothing of what they have learned.
+        if self.has_learned() {
+            self.close(self.last_checkpoint_within());
+        }
         // Bound to the end of the call: processes that this one started are killed after they were told.
         let Coordinator { hub, servers: _servers, workers: _workers, .. } = self;
         let mut abort = json(&Order::Abort(format!("the job failed: {cause}")));

@@ -68,7 +68,10 @@ pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result
 pub(super) fn set_damaged_aside(file: &Path) -> Result<(), CheckpointError> {
     match read_one(file) {
         Err(CheckpointError::Damaged { .. } | CheckpointError::Foreign { .. }) => {}
-        Err(error @ CheckpointError::Unreadable { .. }) => return Err(error),
+        // Whether it is good is not known: it must not take the name of the one before.
+        Err(error @ (CheckpointError::Unreadable { .. } | CheckpointError::Memory { .. })) => {
+            return Err(error);
+        }
         _ => return Ok(()),
     }
     let renamed = fs::rename(file, beside(file, ".damaged")?).and_then(|()| sync_folder(file));

@@ -195,7 +195,11 @@ impl<T: Transport> GroupListener<T> {
         });
         match complete(met)? {
             Some(()) => self.finish(claims),
-            None => Err(GroupError::Absent { ranks: self.absent().collect(), waited: timeout, last }.into()),
+            None => {
+                let held_up = || dials.iter().find_map(|dial| dial.connecting.as_ref()?.held_up());
+                let last = last.or_else(|| Some(held_up()?.to_string()));
+                Err(GroupError::Absent { ranks: self.absent().collect(), waited: timeout, last }.into())
+            }
         }
     }
 
@@ -331,8 +335,9 @@ impl<T: Transport> GroupListener<T> {
             dial.connecting = Some(self.transport.connect(address, offer)?);
         }
         let Some(connecting) = &mut dial.connecting else { return Ok(()) };
-        let is_reached = connecting.is_accepted();
+        let was_reached = connecting.is_accepted();
         let Poll::Ready(connected) = connecting.poll(now) else { return Ok(()) };
+        let is_reached = was_reached || connecting.is_accepted();
         dial.connecting = None;
         // A process that was reached may know what it was granted.
         let inbox = if is_reached || connected.is_ok() { dial.inbox.take() } else { None };
@@ -393,6 +398,6 @@ fn taken(rank: usize) -> String {
 }
 
 fn turn_away(incoming: impl Incoming, reason: &str) {
-    tracing::warn!(reason, "turned a peer away");
+    tracing::warn!(reason, "refused a peer");
     incoming.refuse(reason.into());
 }

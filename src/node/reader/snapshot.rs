@@ -125,7 +125,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The version and how stale it was when the copy was complete.
+    /// The version, and how stale it was at the last look at its owner, by which the copy was proved.
     pub fn fresh(&self) -> &Fresh {
         &self.fresh
     }

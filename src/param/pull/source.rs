@@ -96,7 +96,8 @@ pub struct Pulled {
     pub smallest_clock: Clock,
     /// This peer's own gradients of clocks before this one are in it, or were dropped; where it was asked for.
     pub included: Option<Clock>,
-    /// Number of versions that it was behind the owner's latest when the copy was complete.
+    /// Number of versions that it was behind the owner's latest at the last look at the owner, by which the copy was
+    /// proved.
     pub behind: u64,
     /// Number of times that the copy was begun again because the frame changed under it.
     pub retries: u64,

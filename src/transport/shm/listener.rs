@@ -243,6 +243,12 @@ impl Incoming for ShmIncoming {
         let offered = Outbox::offer(Side::Listener, &offer, &self.gpu_grants, self.doorbell);
         let answer = offered.and_then(|mut outbox| {
             let sent = outbox.flush(&self.link)?;
+            if outbox.is_held_up() {
+                tracing::warn!(
+                    "a peer waits for its answer: this user has passed more descriptors than the soft limit on open \
+                     files (ulimit -n) which no process has received yet"
+                );
+            }
             Ok((!sent).then_some(outbox))
         });
         match answer {

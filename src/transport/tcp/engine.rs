@@ -139,10 +139,14 @@ impl Engine {
         true
     }
 
-    /// Lets a connection's further lanes in from now on.
+    /// Lets a connection's further lanes in from now on, unless the thread has ended.
     pub(super) fn expect(&self, expected: Expected) {
         let ticket = expected.connection.ours.blob.ticket;
-        lock(&self.shared.expected).insert(ticket, expected);
+        let mut all = lock(&self.shared.expected);
+        // Those that come before the end are forgotten at the end, under the same lock.
+        if !self.has_ended() {
+            all.insert(ticket, expected);
+        }
     }
 
     /// True if a connection waits for this lane.
@@ -168,6 +172,11 @@ impl Command {
 impl ProgressShared {
     /// Ends all connections that the thread would have served: it has ended.
     fn give_up(&self) {
+        if !self.stop.load(Ordering::Acquire) {
+            tracing::error!(
+                "the thread that serves tcp peers has ended, and with it all connections over tcp"
+            );
+        }
         let commands = {
             let mut commands = lock(&self.commands);
             self.has_ended.store(true, Ordering::Release);

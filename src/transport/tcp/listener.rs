@@ -80,7 +80,7 @@ impl Listener for TcpListener {
             return None;
         }
         let PendingConnection { channel, terms, message } = self.acceptor.next()?;
-        Some(TcpIncoming {
+        let incoming = TcpIncoming {
             channel,
             received: terms.received(message),
             theirs: terms,
@@ -90,7 +90,13 @@ impl Listener for TcpListener {
             gpu: self.gpu.clone(),
             on_gpu: Vec::new(),
             doorbell: self.doorbell.clone(),
-        })
+        };
+        if self.engine.has_ended() {
+            incoming
+                .refuse("the thread that serves tcp peers there has ended: start that process again".into());
+            return None;
+        }
+        Some(incoming)
     }
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {

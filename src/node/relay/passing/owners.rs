@@ -16,7 +16,7 @@ mod tests {
 
     type ShmLink = Link<<Shm as Transport>::Endpoint>;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn publisher(bytes: u64, chunk_bytes: u64) -> BackgroundPublisher<Shm> {
         let memory = ShardOptions { chunk_bytes, ..ShardOptions::default() };
@@ -298,8 +298,13 @@ mod tests {
         for is_restarted in [true, false] {
             let (first, address) = server(&Address::random(), 1.0);
             // A second relay of the same server: of its versions it is not known whose they are.
-            let through =
-                Relay::start(Shm::new(), &[address.clone()], &Address::random(), options(), PATIENCE);
+            let through = Relay::start(
+                Shm::new(),
+                std::slice::from_ref(&address),
+                &Address::random(),
+                options(),
+                PATIENCE,
+            );
             let through = through.unwrap();
             // It lets a reader in once it has a version.
             drop(Reader::connect(Shm::new(), through.address(), ReaderOptions::default(), PATIENCE).unwrap());

@@ -104,6 +104,7 @@ fn who_asks_a_thread_that_has_ended_is_not_kept_waiting() {
     }
     let terms = || Terms { grants: Vec::new(), blob: ConnectionIds { epoch: 1, ticket: [0; 16] } };
     let connection = Arc::new(Connection::new(terms(), Vec::new(), terms(), None));
+    engine.expect(Expected { connection: Arc::clone(&connection), lanes: vec![Lane::ReverseData] });
     engine.tell(Command::Forget(Arc::clone(&connection)));
     assert_eq!(Arc::strong_count(&connection), 1, "it is forgotten");
     assert!(connection.over().is_some_and(|over| over.reason.contains("has ended")));
