@@ -26,7 +26,8 @@ use crate::transport::{Address, Transport};
 ///
 /// A relay whose owner is lost goes on serving what it has and connects to the next of its upstream addresses, such as
 /// the publisher after a relay. It ends if it finds another origin, another table or a server that has started again
-/// there: the numbers of its versions would mean something else. Its readers are told so, and it says why ([`failure`](Self::failure)).
+/// there: the numbers of its versions would mean something else. Its readers are told so, and it says why
+/// ([`failure`](Self::failure)).
 ///
 /// ```
 /// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted};

@@ -24,8 +24,8 @@ impl TraceLines {
         TraceLines { checker, number: 0, records: 0, is_file: true, unfinished: None }
     }
 
-    /// Takes the next line, with its end if it has one. A blank line counts for nothing. Its bytes need not be text: a last
-    /// line may have been cut within a character.
+    /// Takes the next line, with its end if it has one. A blank line counts for nothing. Its bytes need not be text: a
+    /// last line may have been cut within a character.
     ///
     /// # Errors
     /// With its number, a line that is no record and no unfinished last one.

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_fails_before_its_first_version_or_diverges_writes_no_checkpoints() {
+    fn a_job_that_has_learned_nothing_or_diverged_writes_no_checkpoints() {
         for (version, diverged) in [(0, None), (7, Some(7))] {
             let mut job = keeping(TIMEOUT);
             let member = &serve(&mut job);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_comes_back_while_last_checkpoints_are_awaited_is_not_waited_for() {
+    fn a_server_that_comes_back_meanwhile_has_no_last_checkpoint() {
         let mut job = keeping(TIMEOUT);
         drop(serve(&mut job));
         turn_until(&mut job, |job| job.roster.member(Role::Server(0)).is_none());

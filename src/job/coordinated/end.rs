@@ -59,8 +59,8 @@ impl<C: Caller> Coordinator<C> {
         servers.iter_mut().filter_map(|entry| entry.process.as_mut()).for_each(|p| drop(p.wait()));
     }
 
-    /// Ends a job that failed: servers write their last checkpoints, unless they were asked for them before, have learned
-    /// nothing or diverged, and every process is told the cause before its connection closes.
+    /// Ends a job that failed: servers write their last checkpoints, unless they were asked for them before, have
+    /// learned nothing or diverged. Every process is told the cause before its connection closes.
     pub fn abort(mut self, cause: &str) {
         // Servers that this process started are killed below, and would keep nothing of what they have learned.
         if self.has_learned() {
