@@ -250,27 +250,28 @@ impl PyPublisher {
     ) -> PyResult<Vec<PyReaderStatus>> {
         const WAITING: &str = "waiting for readers to hold a version";
         let (deadline, publisher) = (Deadline::after(timeout)?, self.publishing.get(WAITING)?);
-        let number = || publisher.readers().len();
-        let most = py.detach(number);
-        let mut last = None;
+        let version = Version::new(version);
+        let first = py.detach(|| publisher.readers());
+        let is_first = |reader: &&ReaderStatus| first.iter().any(|other| other.is_of_same(reader));
+        let holds = |reader: &&ReaderStatus| reader.has(version);
+        let (mut wanted, mut holding) = (0, 0);
         let closing = &self.publishing.closing;
         let statuses = closing.in_slices(py, WAITING, deadline, |slice| {
-            let readers = readers.unwrap_or_else(|| number().min(most));
-            match publisher.wait(Version::new(version), readers, slice) {
-                Ok(statuses) => Ok(Some(statuses)),
-                Err(Error::NotHeld { version, readers, holding, .. }) => {
-                    // The time that was waited in all, and not the last slice's.
-                    last = Some(Error::NotHeld { version, readers, holding, waited: deadline.timeout });
-                    Ok(None)
-                }
-                Err(error) => Err(error.into()),
-            }
+            let held = publisher.wait_until(slice, |statuses| {
+                let all = statuses.iter();
+                (wanted, holding) = match readers {
+                    Some(number) => (number, all.filter(holds).count()),
+                    None => {
+                        (all.clone().filter(is_first).count(), all.filter(is_first).filter(holds).count())
+                    }
+                };
+                holding >= wanted
+            });
+            held.map_err(Failure::from)
         })?;
-        match (statuses, last) {
-            (Some(statuses), _) => Ok(statuses.into_iter().map(PyReaderStatus).collect()),
-            (None, Some(late)) => Err(Failure::from(late).into()),
-            (None, None) => Ok(Vec::new()),
-        }
+        let late =
+            || Failure::from(Error::NotHeld { version, readers: wanted, holding, waited: deadline.timeout });
+        Ok(statuses.ok_or_else(late)?.into_iter().map(PyReaderStatus).collect())
     }
 
     /// The readers that are in, each with what it holds.

@@ -387,6 +387,29 @@ def test_a_publisher_sees_what_its_readers_hold_and_waits_for_them(pair: Pair) -
     assert publisher.wait(3) == []
 
 
+def test_a_reader_that_comes_later_is_not_waited_for() -> None:
+    begins, held = threading.Event(), list[list[slackline.ReaderStatus]]()
+    with slackline.Publisher(version(0)) as publisher, slackline.Reader(publisher.address) as holding:
+        gone = slackline.Reader(publisher.address)
+        publisher.publish(version(1))
+        holding.pull()
+
+        def wait() -> None:
+            begins.set()
+            held.append(publisher.wait(1, timeout=60))
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        begins.wait()
+        time.sleep(0.5)
+        assert waiting.is_alive()
+        # A reader that holds no version comes as the one leaves that was waited for.
+        with slackline.Reader(publisher.address):
+            gone.close()
+            waiting.join()
+    assert held[0][0].holds == 1
+
+
 def test_a_version_that_was_pinned_is_held_like_one_that_was_copied() -> None:
     with slackline.Publisher(version(0)) as publisher, slackline.Reader(publisher.address) as reader:
         for value in range(1, 6):

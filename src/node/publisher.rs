@@ -77,6 +77,8 @@ pub struct ReaderStatus {
     pub behind: u64,
     /// It does not have yet what it pins.
     is_copying: bool,
+    /// Tells it from readers that had its index before.
+    generation: u64,
 }
 
 impl ReaderStatus {
@@ -84,6 +86,12 @@ impl ReaderStatus {
     #[doc(hidden)]
     pub fn has(&self, version: Version) -> bool {
         self.newest() >= Some(version)
+    }
+
+    /// Whether the other status is of the same reader.
+    #[doc(hidden)]
+    pub fn is_of_same(&self, other: &ReaderStatus) -> bool {
+        (self.peer, self.generation) == (other.peer, other.generation)
     }
 
     fn newest(&self) -> Option<Version> {
@@ -200,7 +208,8 @@ impl<T: Transport> Publisher<T> {
             let header = pinned.map(|frame| frames.header(frame));
             let pins = header.filter(FrameHeader::is_whole).map(|header| header.version);
             let is_copying = !pinned.is_some_and(|frame| reader.inbox.reads_in_place(frame));
-            let status = ReaderStatus { peer, holds, pins, behind: 0, is_copying };
+            let status =
+                ReaderStatus { peer, holds, pins, behind: 0, is_copying, generation: reader.generation };
             ReaderStatus { behind: status.newest().unwrap_or_default().behind(latest), ..status }
         };
         let peers = self.shard.peers.iter().zip(0..);

@@ -504,7 +504,12 @@ mod tests {
                 // A call that fails elsewhere may end the worker: then there is nothing to compare.
                 if let Some(refused) = ended {
                     assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
-                    let is_same = bits(&server.parameters().unwrap()) == expected;
+                    let parameters = match server.parameters() {
+                        // The call that failed unlocks host memory. The driver takes no memory at the same address then.
+                        Err(Error::Gpu(GpuError::Host { .. })) => continue,
+                        parameters => parameters.unwrap(),
+                    };
+                    let is_same = bits(&parameters) == expected;
                     assert!(is_same, "call {call}: other parameters than on processors");
                     made_again += refused;
                 }

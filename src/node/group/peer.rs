@@ -48,7 +48,7 @@ pub(super) struct GroupPeer<E> {
     /// True if the last part that it wrote can never be taken.
     pub(super) is_wrong: bool,
     /// True if a GPU of this process did not copy a part to it.
-    is_uncopied: bool,
+    pub(super) is_uncopied: bool,
     /// Parts that are to be written as soon as its queue has room, one of each area.
     pub(super) parts: [Option<(PartHeader, PayloadSlice)>; 2],
     /// True if it is still to be told which members are gone.

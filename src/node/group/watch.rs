@@ -144,8 +144,15 @@ impl<T: Transport> GroupMember<T> {
         }
     }
 
+    /// The others take this member for gone. Where its GPU has not copied a part, so that the connection to their peer
+    /// has ended, that is why, though this member hears of it from another one first.
     fn cut_off(&mut self) -> Error {
-        self.withdraw(GroupError::CutOff { rank: self.rank() })
+        let uncopied =
+            self.peers.iter_mut().position(|peer| peer.as_mut().is_some_and(GroupPeer::is_lost_by_gpu));
+        self.withdraw(match uncopied {
+            Some(rank) => GroupError::NotCopied { rank },
+            None => GroupError::CutOff { rank: self.rank() },
+        })
     }
 
     /// The others go on without this member: it ends all connections, and says why from here on.
@@ -231,6 +238,33 @@ mod tests {
         first.start_average(0, &group).unwrap();
         first.turn(now()).unwrap();
         assert_eq!((first.absence(3), first.absence(1)), (Some(&Absence::Told { by: 1 }), None));
+    }
+
+    #[test]
+    fn a_member_that_is_left_out_since_its_gpu_has_not_copied_says_so() {
+        for is_uncopied in [true, false] {
+            let [mut first, mut failing, mut third] = meet();
+            failing.peers[0].as_mut().unwrap().is_uncopied = is_uncopied;
+            // The first one has found its connection closed, and tells the third, which tells the failing one.
+            let closed = Absence::Closed(crate::transport::Disconnected { reason: "a test" });
+            first.part_with(1, closed);
+            let deadline = now() + PATIENCE;
+            let error = loop {
+                assert!(now() < deadline, "it does not hear of it");
+                for member in [&mut first, &mut third] {
+                    member.turn(now()).unwrap();
+                }
+                // It looks at no connection by itself, since it hears from the third one first.
+                failing.now = now();
+                match failing.adopt(2) {
+                    Ok(()) => {}
+                    Err(error) => break error,
+                }
+            };
+            let Error::Group(error) = error else { panic!("{error}") };
+            assert_eq!(matches!(error, GroupError::NotCopied { rank: 0 }), is_uncopied, "{error}");
+            assert_eq!(matches!(error, GroupError::CutOff { rank: 1 }), !is_uncopied, "{error}");
+        }
     }
 
     #[test]

@@ -310,19 +310,30 @@ impl<T: Transport> BackgroundPublisher<T> {
         readers: usize,
         timeout: Duration,
     ) -> Result<Vec<ReaderStatus>, Error> {
+        let mut holding = 0;
+        let held = self.wait_until(timeout, |statuses| {
+            holding = statuses.iter().filter(|reader| reader.has(version)).count();
+            holding >= readers
+        });
+        held?.ok_or(Error::NotHeld { version, readers, holding, waited: timeout })
+    }
+
+    /// Waits until the statuses of all readers are such that `is_enough`, and returns them; `None` at the deadline.
+    #[doc(hidden)]
+    pub fn wait_until(
+        &self,
+        timeout: Duration,
+        mut is_enough: impl FnMut(&[ReaderStatus]) -> bool,
+    ) -> Result<Option<Vec<ReaderStatus>>, Error> {
         expect_owner(self.shared.guard, "wait for readers")?;
         let runtime = Runtime::default();
-        let mut holding = 0;
-        let held = wait(&runtime, runtime.now() + timeout, |_| {
+        complete(wait(&runtime, runtime.now() + timeout, |_| {
             let statuses = self.readers();
-            let holds = |reader: &&ReaderStatus| reader.has(version);
-            holding = statuses.iter().filter(holds).count();
-            Ok(match holding >= readers {
+            Ok(match is_enough(&statuses) {
                 true => WaitTurn::Done(statuses),
                 false => WaitTurn::Idle,
             })
-        });
-        complete(held)?.ok_or(Error::NotHeld { version, readers, holding, waited: timeout })
+        }))
     }
 }
 
