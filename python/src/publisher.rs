@@ -236,7 +236,7 @@ impl PyPublisher {
         Ok(frame)
     }
 
-    /// Waits until so many readers (without a number: as many as are in when the call begins, less those that leave or
+    /// Waits until so many readers (without a number: those that are in when the call begins, less those that leave or
     /// are lost meanwhile) hold `version` or a newer one, and returns what all readers hold. A version that a reader
     /// has pinned counts from the moment of the pin; `ReaderStatus.holds` names it once the block of the pin has ended,
     /// and what was copied at once. Raises DeadlineError after `timeout` seconds.
