@@ -115,7 +115,7 @@ fn payloads_on_a_gpu_are_measured_or_it_is_said_why_not() {
     let output = run_command("bench", &["--op", "pull", "--bytes", "64K", "--iterations", "9"]);
     assert!(output.status.success() && !looks_for_the_driver(&output), "{:?}", said(&output));
     for (options, why) in [
-        (&["--op", "fetch-add", "--memory", "cuda"][..], "write, read, publish and pull alone"),
+        (&["--op", "fetch-add", "--memory", "cuda"][..], "only to --op write, read, publish and pull"),
         (
             &["--op", "read", "--transport", "tcp", "--bidirectional", "--memory", "cuda"],
             "does not go with --bidirectional",

@@ -64,8 +64,8 @@ fn litmus(
     peer.ask(run)?;
     let ((_, shortest, longest), begun) = (scene.reads, Instant::now());
     let (mut reads, mut versions, mut last) = (0_u64, 0_u64, 0);
-    let is_enough = |reads| begun.elapsed() >= shortest && reads >= fewest;
-    while !is_enough(reads) && begun.elapsed() < longest {
+    let is_enough = |reads, versions| begun.elapsed() >= shortest && reads >= fewest && versions > 1;
+    while !is_enough(reads, versions) && begun.elapsed() < longest {
         let expect = |version: u64, seen: &[u8]| {
             let fill = fill_of(Version::new(version));
             let is_whole = seen.iter().fold(true, |is_whole, byte| is_whole & (*byte == fill));

@@ -55,14 +55,27 @@ impl Attempts {
         self.addresses.len()
     }
 
-    /// Makes one attempt, at the next address. `attempt` is told its number, and for how long it may wait; its outer
-    /// error is of this process alone.
+    /// Makes one attempt, at the next address; after the deadline one at each that is left of the round, since each is
+    /// asked at least once. `attempt` is told its number, and for how long it may wait; its outer error is of this
+    /// process alone.
     ///
     /// Neither an address that says nothing, nor one that can never answer, ends the search at the other ones. Fails if
     /// none of them may answer later, or if an owner has answered that has another table.
     pub(super) fn go_on<R>(
         &mut self,
         mut attempt: impl FnMut(usize, &Address, Duration) -> Result<Result<R, Error>, Failure>,
+    ) -> Result<Option<R>, Failure> {
+        loop {
+            let brought = self.ask_next(&mut attempt)?;
+            if brought.is_some() || self.next == 0 || !self.deadline.left().is_zero() {
+                return Ok(brought);
+            }
+        }
+    }
+
+    fn ask_next<R>(
+        &mut self,
+        attempt: &mut impl FnMut(usize, &Address, Duration) -> Result<Result<R, Error>, Failure>,
     ) -> Result<Option<R>, Failure> {
         let number = self.next;
         let is_round_over = number + 1 == self.addresses.len();

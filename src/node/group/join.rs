@@ -335,9 +335,8 @@ impl<T: Transport> GroupListener<T> {
             dial.connecting = Some(self.transport.connect(address, offer)?);
         }
         let Some(connecting) = &mut dial.connecting else { return Ok(()) };
-        let was_reached = connecting.is_accepted();
+        let is_reached = connecting.is_accepted();
         let Poll::Ready(connected) = connecting.poll(now) else { return Ok(()) };
-        let is_reached = was_reached || connecting.is_accepted();
         dial.connecting = None;
         // A process that was reached may know what it was granted.
         let inbox = if is_reached || connected.is_ok() { dial.inbox.take() } else { None };
