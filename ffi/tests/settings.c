@@ -418,7 +418,9 @@ static void a_publisher_without_room_says_when_to_ask_again(void)
     struct slackline_publisher *publisher;
     struct slackline_tensor tensors[2];
     struct slackline_reader *first, *second;
+    slackline_status status = SLACKLINE_STATUS_OK;
     const char *address;
+    uint64_t timeout;
 
     layer(tensors);
     options.peers = 1;
@@ -426,7 +428,10 @@ static void a_publisher_without_room_says_when_to_ask_again(void)
     OK(slackline_publisher_address(publisher, &address));
     OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &first));
     CHECK(slackline_last_error_retry_after_ms() == 0);
-    EXPECT(REFUSED, slackline_reader_connect(address, NULL, 20, &second));
+    /* An answer that a busy machine gives too late is another error. */
+    for (timeout = 20; timeout <= 20000 && status != SLACKLINE_STATUS_REFUSED; timeout *= 10)
+        status = slackline_reader_connect(address, NULL, timeout, &second);
+    CHECK(status == SLACKLINE_STATUS_REFUSED);
     CHECK(second == NULL && slackline_last_error_is_retryable() == 1);
     CHECK(slackline_last_error_retry_after_ms() > 0 && slackline_last_error_retry_after_ms() < TIMEOUT_MS);
     EXPECT(BAD_ARGUMENT, slackline_reader_connect(NULL, NULL, 20, &second));
