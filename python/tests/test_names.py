@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+# A wait that kept the interpreter until it looks for signals, each 100 ms, would leave others ten turns a second.
 PRELUDE = """
 import signal, socket, sys, threading, time
 import numpy as np
@@ -38,8 +39,7 @@ def count():
         turns += 1
 
 def fails(call):
-    """The class of the error, the seconds that it took, and how often another thread had its turn meanwhile: ten times
-    a second if the interpreter were kept while a wait lasts, which looks for signals each 100 ms."""
+    "The class of the error, the seconds that it took, and how often another thread had its turn meanwhile."
     global turns
     turns, begun = 0, time.monotonic()
     try:

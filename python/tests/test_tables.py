@@ -137,11 +137,11 @@ def test_a_name_that_is_not_served_is_an_error_that_names_those_there_are(transp
     with slackline.Tables(transport=transport) as tables:
         served = [tables.publisher(name, filled(0)) for name in ("one", "two")]
 
-        def ask(table: str | None) -> Callable[[float], object]:
+        def ask(table: str) -> Callable[[float], object]:
             return lambda timeout: slackline.Reader(tables.address, table=table, timeout=timeout)
 
         assert told(ask("three"), slackline.Refused, "no table called `three`.*one, two").is_retryable
-        told(ask(None), slackline.Refused, "served here by name.*one, two")
+        told(ask(""), slackline.Refused, "served here by name.*one, two")
         with pytest.raises(slackline.Error, match="255 bytes"):
             slackline.Reader(tables.address, table="x" * 256, timeout=0.3)
         assert len(served) == 2
