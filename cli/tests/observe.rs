@@ -1,6 +1,7 @@
 //! A job that is watched while it runs: every node serves its metrics, and `top` shows them.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,9 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Returns consecutive ports, one for each process of this test, at which no process listens yet.
 fn ports(count: u16) -> Vec<String> {
-    let RendezvousEndpoint { port: first, .. } =
-        RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
-    (first..first + count).map(|port| format!("127.0.0.1:{port}")).collect()
+    let host = Ipv4Addr::LOCALHOST;
+    let some = |_attempt| {
+        let RendezvousEndpoint { port: first, .. } = RendezvousEndpoint::free(host.into()).unwrap();
+        first..first + count
+    };
+    let are_free = |ports: &Range<u16>| ports.clone().all(|port| TcpListener::bind((host, port)).is_ok());
+    let ports = (0..100).map(some).find(are_free).expect("there are free ports side by side");
+    ports.map(|port| format!("{host}:{port}")).collect()
 }
 
 fn scrape(address: &str) -> Option<String> {

@@ -17,6 +17,9 @@ const LONGER: Duration = Duration::from_millis(4500);
 /// Shorter than that.
 const SHORTER: Duration = Duration::from_millis(1500);
 
+/// What a busy machine may make of that, well within the lease, too.
+const SHORT_ENOUGH: Duration = Duration::from_secs(2);
+
 /// Calls `body` for each transport, side by side: it sleeps most of the time.
 fn by_each_transport(body: impl Fn(&str) + Sync) {
     std::thread::scope(|scope| {
@@ -37,10 +40,13 @@ fn start(scheme: &str, workers: &str, transport: &str, more: &[&str]) -> Run {
     run
 }
 
-fn pause(processes: &[u32], time: Duration) {
+/// Pauses processes for at least this time, and returns how long it was.
+fn pause(processes: &[u32], time: Duration) -> Duration {
+    let begun = Instant::now();
     processes.iter().for_each(|process| kill(*process, Signal::STOP));
     std::thread::sleep(time);
     processes.iter().for_each(|process| kill(*process, Signal::CONT));
+    begun.elapsed()
 }
 
 /// Pauses a worker until the run goes on without it. The others wait for it within an epoch of where it stopped: once
@@ -140,13 +146,19 @@ fn a_run_of_which_all_processes_are_paused_goes_on() {
 fn processes_that_are_paused_for_less_than_the_lease_are_not_missed() {
     by_each_transport(|transport| {
         for scheme in ["ssp", "ds-sync(group=2)"] {
-            let run = start(scheme, "2", transport, &[]);
-            pause(&[run.worker(1)], SHORTER);
-            if let Some(server) = run.children("serve").first() {
-                pause(&[*server], SHORTER);
-            }
-            pause(&[run.pid()], SHORTER);
-            lost_nobody(run);
+            // One that a busy machine has made longer may be missed: another run has to show it then.
+            let is_shown = |_attempt| {
+                let run = start(scheme, "2", transport, &[]);
+                let is_short = |process| pause(&[process], SHORTER) < SHORT_ENOUGH;
+                let are_short = is_short(run.worker(1))
+                    && run.children("serve").first().is_none_or(|server| is_short(*server))
+                    && is_short(run.pid());
+                if are_short {
+                    lost_nobody(run);
+                }
+                are_short
+            };
+            assert!((0..5).any(is_shown), "five times a pause was longer than {SHORT_ENOUGH:?}");
         }
     });
 }

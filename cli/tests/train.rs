@@ -542,7 +542,7 @@ fn memory_that_cannot_be_had_is_an_error_before_anything_is_taken() {
     let group = ["--scheme", "ds-sync", "--hidden", "100000", "--workers", "128", "--batch", "5"];
     assert!(refused(1, &group).contains("needs about"));
     // Where the processes may be on other hosts, this one's memory says nothing of theirs.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
     let elsewhere = ["--coordinate", "--rendezvous", &free, "--timeout", "0.2"];
     let text = refused(1, &[&group[..], &elsewhere].concat());
     assert!(text.contains("waited ") && !text.contains("needs about"), "{text}");

@@ -128,12 +128,13 @@ static long rests(void)
     return usage.ru_nvcsw;
 }
 
+/* A busy machine lets a thread that polls rest no more often than it has its turn: one of these has to show it. */
+enum { ATTEMPTS = 5 };
+
 /* The second clock waits for a worker that never publishes. */
 static long rests_of_a_worker(struct slackline_worker *worker)
 {
-    long before;
-    step(worker);
-    before = rests();
+    long before = rests();
     EXPECT(DEADLINE, slackline_worker_begin(worker, NULL, 1000));
     return rests() - before;
 }
@@ -142,15 +143,20 @@ static void wait_as_workers(const char *address)
 {
     struct slackline_worker_options options = worker_options();
     struct slackline_worker *polling = worker_at(address, &options), *third = worker_at(address, &options), *sleeping;
-    long awake, asleep;
+    int attempt, is_shown = 0;
 
     options.idle = 2;
     EXPECT(BAD_ARGUMENT, slackline_worker_connect(&address, 1, &options, TIMEOUT_MS, &sleeping));
     options.idle = SLACKLINE_IDLE_SLEEP;
     sleeping = worker_at(address, &options);
-    awake = rests_of_a_worker(polling);
-    asleep = rests_of_a_worker(sleeping);
-    CHECK(asleep > 0 && 2 * asleep < awake);
+    step(polling);
+    step(sleeping);
+    for (attempt = 0; attempt < ATTEMPTS && !is_shown; attempt++) {
+        long awake = rests_of_a_worker(polling), asleep = rests_of_a_worker(sleeping);
+        CHECK(asleep > 0);
+        is_shown = 2 * asleep < awake;
+    }
+    CHECK(is_shown);
     slackline_worker_destroy(polling);
     slackline_worker_destroy(sleeping);
     slackline_worker_destroy(third);
@@ -183,14 +189,18 @@ static void a_reader_that_sleeps_does_not_poll(void)
     struct slackline_publisher *publisher;
     struct slackline_tensor tensors[2];
     const char *address;
-    long awake, asleep;
+    int attempt, is_shown = 0;
 
     layer(tensors);
     OK(slackline_publisher_create("127.0.0.1:0", tensors, 2, &options, &publisher));
     OK(slackline_publisher_address(publisher, &address));
-    awake = rests_of_a_reader(address, SLACKLINE_IDLE_POLL);
-    asleep = rests_of_a_reader(address, SLACKLINE_IDLE_SLEEP);
-    CHECK(asleep > 0 && 2 * asleep < awake);
+    for (attempt = 0; attempt < ATTEMPTS && !is_shown; attempt++) {
+        long awake = rests_of_a_reader(address, SLACKLINE_IDLE_POLL);
+        long asleep = rests_of_a_reader(address, SLACKLINE_IDLE_SLEEP);
+        CHECK(asleep > 0);
+        is_shown = 2 * asleep < awake;
+    }
+    CHECK(is_shown);
     slackline_publisher_destroy(publisher);
 }
 
@@ -219,9 +229,14 @@ static long rests_of_a_publisher(uint64_t idle)
 
 static void a_publisher_that_sleeps_does_not_poll(void)
 {
-    long awake = rests_of_a_publisher(SLACKLINE_IDLE_POLL), asleep = rests_of_a_publisher(SLACKLINE_IDLE_SLEEP);
+    int attempt, is_shown = 0;
 
-    CHECK(asleep > 0 && 2 * asleep < awake);
+    for (attempt = 0; attempt < ATTEMPTS && !is_shown; attempt++) {
+        long awake = rests_of_a_publisher(SLACKLINE_IDLE_POLL), asleep = rests_of_a_publisher(SLACKLINE_IDLE_SLEEP);
+        CHECK(asleep > 0);
+        is_shown = 2 * asleep < awake;
+    }
+    CHECK(is_shown);
 }
 
 /* ------------------------------------------------------------------ following */
@@ -403,7 +418,9 @@ static void a_publisher_without_room_says_when_to_ask_again(void)
     struct slackline_publisher *publisher;
     struct slackline_tensor tensors[2];
     struct slackline_reader *first, *second;
+    slackline_status status = SLACKLINE_STATUS_OK;
     const char *address;
+    uint64_t timeout;
 
     layer(tensors);
     options.peers = 1;
@@ -411,7 +428,10 @@ static void a_publisher_without_room_says_when_to_ask_again(void)
     OK(slackline_publisher_address(publisher, &address));
     OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &first));
     CHECK(slackline_last_error_retry_after_ms() == 0);
-    EXPECT(REFUSED, slackline_reader_connect(address, NULL, 20, &second));
+    /* An answer that a busy machine gives too late is another error. */
+    for (timeout = 20; timeout <= 20000 && status != SLACKLINE_STATUS_REFUSED; timeout *= 10)
+        status = slackline_reader_connect(address, NULL, timeout, &second);
+    CHECK(status == SLACKLINE_STATUS_REFUSED);
     CHECK(second == NULL && slackline_last_error_is_retryable() == 1);
     CHECK(slackline_last_error_retry_after_ms() > 0 && slackline_last_error_retry_after_ms() < TIMEOUT_MS);
     EXPECT(BAD_ARGUMENT, slackline_reader_connect(NULL, NULL, 20, &second));

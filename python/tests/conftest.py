@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -52,6 +53,18 @@ def pair(transport: str) -> Iterator[tuple[slackline.Publisher, slackline.Reader
     with slackline.Publisher(table, transport=transport) as publisher:
         with slackline.Reader(publisher.address) as reader:
             yield publisher, reader
+
+
+def told(call: Callable[[float], object], error: type[slackline.Error], text: str) -> slackline.Error:
+    """What `call` raises by its deadline: this error with this text, of which a busy machine may know too late."""
+    raised = []
+    for timeout in (0.3, 3.0, 30.0):
+        with pytest.raises(slackline.Error) as caught:
+            call(timeout)
+        if isinstance(caught.value, error) and re.search(text, str(caught.value)):
+            return caught.value
+        raised.append(caught.value)
+    raise AssertionError(f"{text!r} in none of {raised}")
 
 
 def version(value: int) -> dict[str, np.ndarray[Any, Any]]:

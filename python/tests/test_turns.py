@@ -60,7 +60,7 @@ def test_a_handler_of_a_signal_that_calls_the_reader_it_interrupts_is_told_at_on
     interrupted(again[call])
     with pytest.raises(slackline.OutOfTurn, match="this thread is in another call"):
         reader.pull(min_version=9, timeout=60)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     # The reader is as it was.
     publisher.publish(version(1))
     assert reader.pull().version == 1
@@ -92,7 +92,7 @@ def test_a_handler_of_a_signal_that_calls_the_worker_it_interrupts_is_told_at_on
     interrupted(again[call])
     with pytest.raises(slackline.OutOfTurn, match="this thread is in another call"):
         worker.step(timeout=60)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert worker.clock == 1
 
 
@@ -113,7 +113,7 @@ def closed_beside(wait: Call, close: Call) -> None:
     begun = time.monotonic()
     close()
     waiting.join()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     (error,) = ended
     assert isinstance(error, slackline.OutOfTurn) and "is closed" in str(error)
 
@@ -127,7 +127,7 @@ def test_closing_a_reader_ends_the_calls_of_other_threads_that_wait(transport: s
 
 
 def assert_in_time(first: Call, second: Call) -> None:
-    """Has another thread wait in `first`, of 2.5 s, and checks that `second`, of 3 s, ends before one of 4.5 s."""
+    """Has another thread wait in `first`, of 5 s, and checks that `second`, of 6 s, ends before one of 10.5 s."""
     with slackline.Publisher(version(0)) as publisher, slackline.Reader(publisher.address) as other:
 
         def in_vain(call: Call) -> threading.Thread:
@@ -135,7 +135,7 @@ def assert_in_time(first: Call, second: Call) -> None:
             waiting.start()
             return waiting
 
-        waits = [in_vain(call) for call in (first, calls_of(other, 4.5)["pull"])]
+        waits = [in_vain(call) for call in (first, calls_of(other, 10.5)["pull"])]
         time.sleep(0.3)
         with pytest.raises(slackline.DeadlineError):
             second()
@@ -149,13 +149,13 @@ def test_the_time_of_a_call_of_a_reader_begins_before_its_turn(transport: str, c
     if (transport, call) == ("tcp", "pin"):
         pytest.skip("pins are of shared memory")
     _publisher, reader = pair
-    assert_in_time(calls_of(reader, 2.5)["pull"], calls_of(reader, 3)[call])
+    assert_in_time(calls_of(reader, 5)["pull"], calls_of(reader, 6)[call])
 
 
 @pytest.mark.parametrize("call", ["step", "flush"])
 def test_the_time_of_a_call_of_a_worker_begins_before_its_turn(worker: slackline.Worker, call: str) -> None:
-    waits: dict[str, Call] = {"step": lambda: worker.step(timeout=3), "flush": lambda: worker.flush(timeout=3)}
-    assert_in_time(lambda: worker.step(timeout=2.5), waits[call])
+    waits: dict[str, Call] = {"step": lambda: worker.step(timeout=6), "flush": lambda: worker.flush(timeout=6)}
+    assert_in_time(lambda: worker.step(timeout=5), waits[call])
 
 
 def test_a_reader_is_closed_by_another_thread_although_handlers_of_signals_try_to_close_it_too(
@@ -174,8 +174,8 @@ def test_a_reader_is_closed_by_another_thread_although_handlers_of_signals_try_t
     closing.start()
     begun = time.monotonic()
     with pytest.raises(slackline.OutOfTurn, match="is closed"):
-        reader.pull(min_version=9, timeout=20)
-    assert time.monotonic() - begun < 5
+        reader.pull(min_version=9, timeout=60)
+    assert time.monotonic() - begun < 30
     closing.join()
 
 

@@ -201,7 +201,7 @@ mod tests {
     fn a_worker_to_which_no_path_leads_for_long_takes_tcp() {
         let device = Unordered::new(0, false);
         device.set_neighbour(Neighbour::IsGone);
-        let plan = JobPlan::servers(1).timeout(Duration::from_secs(12));
+        let plan = JobPlan::servers(1).timeout(PATIENCE);
         let choice = choice_of(&plan, device.verbs(None), Unordered::new(0, false).verbs(None)).unwrap();
         assert_eq!(choice.kind, TransportKind::Tcp);
         assert!(

@@ -394,25 +394,26 @@ mod tests {
         (told, error)
     }
 
-    /// Has `part` an impatient worker of a job with a server.
-    fn with_worker(mut job: Job, part: impl FnOnce(JobWorker<'_>) -> JobError) -> JobError {
-        let worker = job.connect(WorkerOptions::new(SchemeConfig::Asp)).unwrap();
-        job.plan.timeout = SHORT;
-        let work = WorkerLoop::new(Arc::clone(&job.member), job.plan.clone(), worker);
-        part(JobWorker { job: &job, work })
+    /// This worker with another timeout.
+    fn with_timeout(worker: JobWorker<'_>, timeout: Duration) -> JobWorker<'_> {
+        let JobWorker { job, work } = worker;
+        let plan = job.plan.clone().timeout(timeout);
+        JobWorker { job, work: WorkerLoop::new(Arc::clone(&job.member), plan, work.worker) }
     }
 
     #[test]
     fn rank_0_hears_why_a_worker_cannot_publish() {
-        let until_there_is_no_slot = |job| {
-            with_worker(job, |mut worker| {
-                loop {
-                    let step = worker.next_step().unwrap().expect("a plan without end");
-                    if let Err(error) = step.publish(None) {
-                        return error;
-                    }
+        let until_there_is_no_slot = |job: Job| {
+            let mut worker = job.worker(WorkerOptions::new(SchemeConfig::Asp)).unwrap();
+            loop {
+                assert!(worker.work.begin().unwrap(), "a plan without end");
+                worker = with_timeout(worker, SHORT);
+                let step = JobStep { step: worker.work.step().unwrap(), job: &job };
+                if let Err(error) = step.publish(None) {
+                    return error;
                 }
-            })
+                worker = with_timeout(worker, PATIENCE);
+            }
         };
         let (told, error) = heard(JobPlan::servers(1).timeout(PATIENCE), until_there_is_no_slot);
         assert_eq!(told, [error]);
@@ -420,12 +421,11 @@ mod tests {
 
     #[test]
     fn rank_0_hears_why_a_worker_cannot_finish() {
-        let finish = |job| {
-            with_worker(job, |mut worker| {
-                let step = worker.next_step().unwrap().expect("a plan without end");
-                step.publish(None).unwrap();
-                worker.finish().unwrap_err()
-            })
+        let finish = |job: Job| {
+            let mut worker = job.worker(WorkerOptions::new(SchemeConfig::Asp)).unwrap();
+            let step = worker.next_step().unwrap().expect("a plan without end");
+            step.publish(None).unwrap();
+            with_timeout(worker, SHORT).finish().unwrap_err()
         };
         let (told, error) = heard(JobPlan::servers(1).timeout(PATIENCE), finish);
         assert_eq!(told, [error]);

@@ -18,7 +18,7 @@ mod tests {
     use crate::transport::verbs::Verbs;
     use crate::transport::verbs::unordered::{Neighbour, Unordered};
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
     const ELEMENTS: usize = 3000;
     /// Of each of two shards.
     const SHARD_ELEMENTS: usize = 2992;

@@ -1,5 +1,6 @@
 //! Owners that were away for longer than the lease: stopped, starved, or busy with something else.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -7,8 +8,8 @@ use slackline::internals::param::PeerRole;
 use slackline::internals::transport::Inline;
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, Error, Instant, ServerOptions, ShardOptions, Shm, Tcp, Transport, Version, now,
-    scheme::SchemeConfig,
+    Address, Error, Instant, RendezvousEndpoint, ServerOptions, ShardOptions, Shm, Tcp, Transport, Version,
+    now, scheme::SchemeConfig,
 };
 
 use super::at_once::at_once;
@@ -137,9 +138,9 @@ fn a_publisher_that_was_stopped_for_longer_than_the_lease_keeps_its_readers() {
             address => publish_for_ever(Shm::new(), &address),
         }
     }
-    // A port that no other process takes meanwhile: the ports that the system hands out are above.
-    let port = 20_000 + (std::process::id() % 10_000) as u16;
-    at_once([Address::random(), Address::Tcp(([127, 0, 0, 1], port).into())], |address| {
+    let host = Ipv4Addr::LOCALHOST;
+    let RendezvousEndpoint { port, .. } = RendezvousEndpoint::free(host.into()).unwrap();
+    at_once([Address::random(), Address::Tcp((host, port).into())], |address| {
         let publisher = Second::start(claim, &[address.to_string()]);
         match address {
             Address::Tcp(_) => reads_on(Tcp::new, &address, &publisher),

@@ -36,14 +36,21 @@ fn unauthenticated_peers_are_shut_out_in_time_while_training_goes_on() {
             (0..2).map(|_| scope.spawn(|| train(&address, &secret, &clocks, &stop))).collect();
         let stops = Stop(&stop);
         wait_for("training", || (clocks.load(SeqCst) > 20).then_some(()));
-        let undisturbed = rate(&clocks, || std::thread::sleep(Duration::from_secs(2)));
-        let before = server.usage();
-        let disturbed = rate(&clocks, || besiege(&server, &secret, seed.0));
-        let after = server.usage();
-        // The machine may have become busier meanwhile.
-        let undisturbed = undisturbed.min(rate(&clocks, || std::thread::sleep(Duration::from_secs(2))));
-        assert!(disturbed > undisturbed / 3.0, "{disturbed} clocks a second, and {undisturbed} without");
-        assert!(after.peak < before.memory + GROWTH, "{after:?} after {before:?}");
+        let rates = |_attempt| {
+            let undisturbed = rate(&clocks, || std::thread::sleep(Duration::from_secs(2)));
+            let before = server.usage();
+            let disturbed = rate(&clocks, || besiege(&server, &secret, seed.0));
+            let after = server.usage();
+            assert!(after.peak < before.memory + GROWTH, "{after:?} after {before:?}");
+            // The machine may have become busier meanwhile.
+            (disturbed, undisturbed.min(rate(&clocks, || std::thread::sleep(Duration::from_secs(2)))))
+        };
+        // It may also have been busy in the middle alone.
+        let slow: Vec<_> = (0..3)
+            .map(rates)
+            .take_while(|(disturbed, undisturbed)| *disturbed <= undisturbed / 3.0)
+            .collect();
+        assert!(slow.len() < 3, "clocks a second, and those without: {slow:?}");
         assert_eq!((server.told().joined, server.told().workers), (2, 2), "no other peer got in, none went");
         drop(stops);
         for worker in workers {

@@ -159,6 +159,8 @@ fn job_that_loses(rail: usize) -> Vec<u64> {
     let mut server =
         Server::new(transport.clone(), &RailsFixture::address(), table, &[0.0; ELEMENTS], options).unwrap();
     let (address, link, (cut, is_time)) = (server.address(), Link::of(rail), mpsc::channel());
+    let (link_is_down, is_down) = mpsc::channel();
+    let mut is_down = Some(is_down);
     let ended = &AtomicUsize::new(0);
     let (parameters, (status, published), lost, reconnects) = std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
@@ -167,6 +169,8 @@ fn job_that_loses(rail: usize) -> Vec<u64> {
         });
         let start = |index| {
             let (address, cut) = (std::slice::from_ref(&address), cut.clone());
+            // The first worker waits for it, and by the bound of the scheme the other one with it.
+            let mut is_down = is_down.take();
             scope.spawn(move || {
                 let _ended = Ended(ended);
                 let transport = RailsFixture::transport();
@@ -176,6 +180,12 @@ fn job_that_loses(rail: usize) -> Vec<u64> {
                 while worker.clock().get() < CLOCKS {
                     if (index, worker.clock().get()) == (0, CLOCKS / 3) {
                         cut.send(()).unwrap();
+                    }
+                    // However long it takes to cut the link, there are clocks left in which the loss has to show.
+                    if worker.clock().get() >= 2 * CLOCKS / 3
+                        && let Some(is_down) = is_down.take()
+                    {
+                        is_down.recv_timeout(TIMEOUT).unwrap();
                     }
                     match work(&mut worker) {
                         Ok(()) => published += 1,
@@ -193,6 +203,7 @@ fn job_that_loses(rail: usize) -> Vec<u64> {
         let workers: Vec<_> = (0..WORKERS).map(start).collect();
         is_time.recv().unwrap();
         link.set("down");
+        link_is_down.send(()).unwrap();
         let ended: Vec<_> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
         let (parameters, status) = serving.join().unwrap();
         let at_workers: u64 = ended.iter().map(|(_, lost, _)| lost).sum();

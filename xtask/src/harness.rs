@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn nothing_is_begun_that_would_end_after_the_time_that_was_given() {
-        let pause = Duration::from_millis(500);
+        let pause = Duration::from_secs(2);
         let side = |_, _, _| {
             std::thread::sleep(pause);
             Ok::<_, String>(1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -31,10 +33,16 @@ def run(*command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
+_calls = itertools.count()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port at which no process listens, from those that the system gives to no connection meanwhile."""
+    while True:
+        port = 20480 + (13 * os.getpid() + next(_calls)) % 4096
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def test_torchrun_starts_a_job() -> None:

@@ -153,22 +153,35 @@ fn a_rank_that_is_taken_is_waited_for() {
 
 #[test]
 fn the_reason_of_a_refusal_is_told_though_rank_0_is_gone_since() {
+    let is_told = |error: &String| {
+        error.contains("it refused until it was gone: worker 0 is there already")
+            && error.contains("start no more processes than the job has ranks")
+    };
+    // It is refused and then tries once more within its time, which a busy machine may use up.
+    let errors: Vec<_> = [3, 10, 30]
+        .into_iter()
+        .map(refused_until_rank_0_is_gone)
+        .take_while(|error| !is_told(error))
+        .collect();
+    assert!(errors.len() < 3, "{errors:?}");
+}
+
+/// The error of a worker that is refused, and has so many seconds to join.
+fn refused_until_rank_0_is_gone(seconds: u64) -> String {
     let mut hub = hub(HubOptions::default());
     let introduction = Introduction { role_rank: Some(0), ..worker() };
     let first = join(&hub, introduction.clone());
     wait_for(&mut hub, joined);
     let _first = finish(&mut hub, first).unwrap();
     let address = hub.address().to_string();
-    let timeout = Duration::from_secs(3);
+    let timeout = Duration::from_secs(seconds);
     let second = std::thread::spawn(move || Membership::join(&address, introduction, None, timeout));
-    while hub.refused() == 0 {
-        assert!(hub.poll().is_none() && !second.is_finished());
+    while hub.refused() == 0 && !second.is_finished() {
+        assert!(hub.poll().is_none());
         hub.wait(Duration::from_millis(5));
     }
     drop(hub);
-    let error = second.join().unwrap().err().expect("no free rank").to_string();
-    assert!(error.contains("it refused until it was gone: worker 0 is there already"), "{error}");
-    assert!(error.contains("start no more processes than the job has ranks"), "{error}");
+    second.join().unwrap().err().expect("no free rank").to_string()
 }
 
 #[test]
@@ -277,13 +290,16 @@ fn hear_the_cause(member: &mut Membership) {
 
 #[test]
 fn the_last_message_of_a_hub_reaches_a_member_that_is_slow_to_read() {
-    let mut hub = hub(HubOptions::default());
+    // The system takes a peer that reads nothing for gone after this time, and sealing takes a busy machine seconds.
+    let silence = Duration::from_secs(15);
+    let mut hub = hub(HubOptions { silence, ..HubOptions::default() });
     let thread = join(&hub, worker());
     let id = wait_for(&mut hub, joined).id;
     let mut slow = finish(&mut hub, thread).unwrap();
+    slow.allow_silence(silence);
     // More than the sockets hold, and input that the hub has not read: a socket closed then would reset the connection.
     let large = vec![7; MAX_MESSAGE_BYTES];
-    (0..32).for_each(|_| hub.say(id, &large));
+    (0..8).for_each(|_| hub.say(id, &large));
     slow.say(&large).unwrap();
     let end = std::thread::spawn(move || hub.close(b"the cause", TIMEOUT));
     hear_the_cause(&mut slow);

@@ -27,7 +27,7 @@ mod tests {
     use crate::transport::Address;
     use crate::transport::shm::Shm;
 
-    pub(in crate::node::folder_gpu) const PATIENCE: Duration = Duration::from_secs(20);
+    pub(in crate::node::folder_gpu) const PATIENCE: Duration = Duration::from_secs(60);
     /// Odd, and of several chunks.
     pub(in crate::node::folder_gpu) const ELEMENTS: usize = 1003;
     const CHUNK_BYTES: u64 = 1024;

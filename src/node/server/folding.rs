@@ -104,7 +104,7 @@ mod tests {
     use crate::transport::Address;
     use crate::transport::shm::Shm;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
     const GRADIENT: GradientId = GradientId { worker: WorkerId(0), clock: Clock::new(0) };
 
     /// The actions that the scheme is to take next.

@@ -116,7 +116,7 @@ mod tests {
     use crate::transport::Address;
     use crate::transport::shm::Shm;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     #[test]
     fn sums_are_weighed_under_bsp_or_where_updates_add_up_and_never_damped() {

@@ -176,7 +176,7 @@ mod tests {
     use crate::transport::tcp::Tcp;
     use crate::transport::{Address, Transport};
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(60);
     const ELEMENTS: usize = 300;
     const BYTES: usize = 4 * ELEMENTS;
     const STEPS: u64 = 5;

@@ -16,7 +16,7 @@ mod tests {
     use crate::transport::Address;
     use crate::transport::shm::Shm;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(60);
     const HALVES: [Encoding; 2] = [Encoding::Bf16, Encoding::F16];
     /// Odd, so that nothing ends where groups of elements do.
     const ELEMENTS: usize = 1001;

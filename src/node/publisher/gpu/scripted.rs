@@ -15,7 +15,7 @@ mod tests {
     use crate::transport::tcp::Tcp;
     use crate::transport::{Address, Transport};
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const PATIENCE: Duration = Duration::from_secs(60);
     const BYTES: usize = 4096;
 
     struct Scene<T: Transport> {
@@ -141,7 +141,8 @@ mod tests {
         draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
         scene.driver.set_unanswered(Some(UNKNOWN));
         let mut publishing = draft.commit_when_copied(VersionTag::default());
-        let late = Duration::from_millis(50);
+        // Long enough for the publisher to ask the driver meanwhile, on a busy machine, too.
+        let late = Duration::from_secs(1);
         for late in [publishing.wait(late).unwrap_err(), scene.publisher.draft(late).map(drop).unwrap_err()] {
             assert!(matches!(late, Error::Gpu(GpuError::NotCopied { cause: Some(_), .. })), "{late}");
             assert!(late.to_string().contains("CUDA error 999") && late.is_retryable(), "{late}");

@@ -180,8 +180,8 @@ mod tests {
         let [mut pinning, mut copying] = [(); 2].map(|()| lender.reader(&into));
         let pinned = pinning.pin(Bound::version(version), PATIENCE).unwrap();
         let memory = GpuMemory::try_from(&pinned).unwrap();
-        // Nothing does the work of the reader's GPU: its copy stays under way.
-        let (weights, late) = (into.weights.whole(), Duration::from_millis(20));
+        // Nothing does the work of the reader's GPU: its copy stays under way, which a busy machine has begun by then.
+        let (weights, late) = (into.weights.whole(), Duration::from_secs(1));
         copying.pull_to_gpu(Wanted::newest(), &weights, &into.stream, late).unwrap_err();
         let Lender { publisher, is_freed, .. } = lender;
         drop(pinned);

@@ -23,7 +23,7 @@ mod tests {
     use crate::transport::tcp::Tcp;
     use crate::transport::{ConnectError, GpuPath, Transport};
 
-    pub(in crate::node::reader::gpu) const PATIENCE: Duration = Duration::from_secs(10);
+    pub(in crate::node::reader::gpu) const PATIENCE: Duration = Duration::from_secs(60);
     /// Odd, so that frames do not end where pages do.
     pub(in crate::node::reader::gpu) const BYTES: usize = 40_001;
 
