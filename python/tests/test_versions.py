@@ -327,14 +327,14 @@ def test_bad_options_are_told_by_their_class() -> None:
 def test_an_address_of_several_reaches_the_first_that_answers() -> None:
     with slackline.Publisher(version(0), address="@slackline-test-several,127.0.0.1:0") as publisher:
         publisher.publish(version(1))
-        with slackline.Reader("@nobody-listens-here," + publisher.address) as reader:
+        with slackline.Reader("@no-such-publisher," + publisher.address) as reader:
             assert reader.pull().version == 1
 
 
-def test_nobody_at_an_address_is_told_by_the_deadline() -> None:
+def test_an_address_without_a_publisher_is_told_by_the_deadline() -> None:
     begun = time.monotonic()
     with pytest.raises(slackline.PeerGone) as caught:
-        slackline.Reader("@nobody-listens-here", timeout=0.3)
+        slackline.Reader("@no-such-publisher", timeout=0.3)
     assert isinstance(caught.value, ConnectionError) and 0.2 < time.monotonic() - begun < 10
 
 
