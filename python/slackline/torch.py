@@ -166,8 +166,8 @@ def load(snapshot: Snapshot, state: State) -> None:
 
     Raises LayoutMismatch, before anything is written, if names or shapes differ or torch cannot convert a type; for a
     DTensor, a tensor on the meta device, one whose elements share memory and one that was made in inference mode; and
-    for a module whose `state_dict` has copies, as a hook or FSDP makes them: these would be written, and not the module.
-    Ctrl-C, or an error of a device, while tensors are written leaves some of them written."""
+    for a module whose `state_dict` has copies, as a hook or FSDP makes them: the module would not change. Ctrl-C, or an
+    error of a device, while tensors are written leaves some of them written."""
     operation = "loading a snapshot"
     tensors = _tensors(state, operation)
     _check({name: view.shape for name, view in snapshot.items()}, tensors, operation)

@@ -12,7 +12,7 @@ VARIABLE = "SLACKLINE_RAY_TIMEOUT"
 
 
 def timeout() -> float:
-    """The seconds that a read has to connect, and as many to copy. Raises BadOption if the variable has no such number."""
+    """The seconds that a read has to connect, and as many to copy. Raises BadOption if the variable has another text."""
     given = os.environ.get(VARIABLE)
     if not given:
         return 60.0
