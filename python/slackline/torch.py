@@ -48,7 +48,7 @@ def _tensors(state: State, operation: str) -> dict[str, Tensor]:
 
 
 def _check_targets(tensors: Mapping[str, Tensor], operation: str) -> None:
-    """Fails if a copy into one of the tensors would fail, or would write nothing, before any is written."""
+    """Fails, before anything is written, for a tensor that a copy cannot be written to."""
     for name, tensor in tensors.items():
         if hasattr(tensor, "to_local"):
             cause, remedy = "is a DTensor", "give a mapping of the local tensors (`to_local`)"
@@ -89,7 +89,7 @@ def _sources(snapshot: Snapshot, tensors: Mapping[str, Tensor], operation: str) 
         try:
             source: Tensor = view.torch(read_only=True)
             conversion = (source.dtype, tensor.dtype, tensor.device)
-            if conversion not in tried:
+            if source.dtype != tensor.dtype and conversion not in tried:
                 # One element tells.
                 tensor.as_strided((1,), (1,)).clone().copy_(source.as_strided((1,), (1,)))
                 tried.add(conversion)
