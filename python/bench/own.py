@@ -75,7 +75,7 @@ class SlacklinePin(Slackline):
 
 
 class FileRenamed(Contender):
-    """Each version is a new file, which takes the place of the one before; readers map it."""
+    """Each version is a new file, which replaces the one before; readers map it."""
 
     held = 0.0
     serves = 3.0

@@ -58,8 +58,8 @@ def write(path: str, curves: Curves) -> None:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - min(max(value, 0), MOST) / MOST)
 
     def text(left: float, top: float, words: str, size: int = 14, anchor: str = "start") -> str:
-        place = f'x="{left:.1f}" y="{top:.1f}" font-size="{size}" text-anchor="{anchor}"'
-        return f'<text {place} font-family="sans-serif" fill="#222222">{words}</text>'
+        where = f'x="{left:.1f}" y="{top:.1f}" font-size="{size}" text-anchor="{anchor}"'
+        return f'<text {where} font-family="sans-serif" fill="#222222">{words}</text>'
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',

@@ -30,7 +30,7 @@ def tables(record: Found) -> str:
 
 
 def _short(error: str) -> str:
-    """The beginning of an error, without the places in sources that stand in brackets."""
+    """The beginning of an error, without the lines of sources that stand in brackets."""
     words = re.sub(r"\[[^\]]*\]:?\d* *", "", error)
     return words if len(words) <= 70 else f"{words[:70].rpartition(' ')[0]} ..."
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList};
+use pyo3::types::PyIterator;
 
 use slackline::gpu::{GpuError, Publishing as Copying};
 use slackline::internals::mem::ForkGuard;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyIterator, PyList};
 
 use slackline::{Fresh, VersionTag};
 
@@ -59,20 +59,11 @@ impl Tensors {
         PyList::new(py, self.layout.specs.iter().map(|spec| spec.name.as_str()))
     }
 
-    pub(crate) fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let views: PyResult<Vec<_>> =
-            (0..self.layout.specs.len()).map(|index| self.view(py, index)).collect();
-        PyList::new(py, views?)
-    }
+}
 
-    pub(crate) fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let item = |index: usize| -> PyResult<Bound<'py, PyTuple>> {
-            let name = self.layout.specs[index].name.as_str();
-            (name, self.view(py, index)?).into_pyobject(py)
-        };
-        let items: PyResult<Vec<_>> = (0..self.layout.specs.len()).map(item).collect();
-        PyList::new(py, items?)
-    }
+/// A view of a mapping, of the class of this name in `collections.abc`.
+pub(crate) fn view_of<'py>(mapping: &Bound<'py, PyAny>, class: &str) -> PyResult<Bound<'py, PyAny>> {
+    mapping.py().import("collections.abc")?.call_method1(class, (mapping,))
 }
 
 /// Gives a class that has `tensors` the methods of a mapping of names to arrays.
@@ -97,19 +88,19 @@ macro_rules! mapping {
                 self.tensors.names(py)?.try_iter()
             }
 
-            /// The names, in the order of the table.
-            fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-                self.tensors.names(py)
+            /// The names, in the order of the table: a KeysView.
+            fn keys<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                $crate::snapshot::view_of(slf, "KeysView")
             }
 
-            /// The arrays, in the order of the table.
-            fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-                self.tensors.views(py)
+            /// The arrays, in the order of the table: a ValuesView.
+            fn values<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                $crate::snapshot::view_of(slf, "ValuesView")
             }
 
-            /// Pairs of name and array, in the order of the table.
-            fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-                self.tensors.items(py)
+            /// Pairs of name and array, in the order of the table: an ItemsView.
+            fn items<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                $crate::snapshot::view_of(slf, "ItemsView")
             }
 
             /// The array of this name, or `default`.

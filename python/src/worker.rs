@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList};
+use pyo3::types::PyIterator;
 
 use slackline::internals::node::Backoff;
 use slackline::{Address, Job, Mixed, View, Worker, WorkerOptions, now};

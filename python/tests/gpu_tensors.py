@@ -1,4 +1,4 @@
-"""Tensors on a GPU whose bytes tell the version and their place, for test_gpu.py and the processes that it starts."""
+"""Tensors on a GPU whose bytes tell the version and their offset, for test_gpu.py and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def bits(tensor: Any) -> Any:
 
 def pattern(tensor: Any, version: int) -> Any:
     """The bytes that a tensor of this length has in a version."""
-    places = torch.arange(tensor.numel() * tensor.element_size(), device="cuda")
-    return ((places * 131 + version * 7919) % 251).to(torch.uint8)
+    offsets = torch.arange(tensor.numel() * tensor.element_size(), device="cuda")
+    return ((offsets * 131 + version * 7919) % 251).to(torch.uint8)
 
 
 def fill(tensors: Mapping[str, Any], version: int) -> None:
@@ -32,7 +32,7 @@ def holds(tensors: Mapping[str, Any], version: int) -> bool:
 
 
 def tensors() -> dict[str, Any]:
-    """Odd lengths, places in the middle of other memory, a type that numpy lacks, and a scalar."""
+    """Odd lengths, tensors in the middle of other memory, a type that numpy lacks, and a scalar."""
     return {
         "bytes": torch.zeros(1004, dtype=torch.uint8, device="cuda")[3:],
         "plain": torch.zeros(17, 3, device="cuda"),

@@ -49,7 +49,7 @@ def test_a_killed_publisher_is_gone_to_its_readers_within_the_lease(transport: s
             reader.latest()
 
 
-def test_a_killed_reader_disturbs_nobody(transport: str, python: Start) -> None:
+def test_a_killed_reader_disturbs_no_other_process(transport: str, python: Start) -> None:
     with slackline.Publisher(version(0), transport=transport, lease=1.0) as publisher:
         publisher.publish(version(1))
         child = python(
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_the_wait_for_a_publisher_that_does_not_come(python: Start) 
         """
         print("waiting")
         try:
-            slackline.Reader("@nobody-listens-here")
+            slackline.Reader("@no-such-publisher")
         except KeyboardInterrupt:
             print("interrupted")
         """

@@ -272,14 +272,14 @@ def test_memory_that_is_freed_at_once_and_used_again_is_right(route: tuple[str, 
             for version in range(1, 21):
                 tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
                 tensor.copy_(pattern(tensor, version))
-                place = tensor.data_ptr()
+                address = tensor.data_ptr()
                 publisher.publish({"t": tensor})
                 del tensor
                 other = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
                 into = torch.empty(size, dtype=torch.uint8, device="cuda")
                 reader.pull({"t": into})
                 assert holds({"t": into}, version)
-                reused += other.data_ptr() == place
+                reused += other.data_ptr() == address
                 # What takes the memory of a tensor that was pulled into comes behind the copy.
                 torch.cuda._sleep(BUSY // 40)
                 publisher.publish({"t": other})
@@ -306,10 +306,10 @@ def test_a_tensor_is_kept_while_its_late_copy_is_under_way(route: tuple[str, boo
                 torch.cuda._sleep(5 * BUSY)
             with pytest.raises(slackline.DeadlineError, match="did not copy"):
                 publisher.publish({"t": tensor}, stream=stream, timeout=0.05)
-            place = tensor.data_ptr()
+            address = tensor.data_ptr()
             del tensor
             other = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
-            assert other.data_ptr() != place, "the memory was given out under the copy"
+            assert other.data_ptr() != address, "the memory was given out under the copy"
             torch.cuda.synchronize()
             reader.pull({"t": other}, min_version=2)
             assert holds({"t": other}, 2)

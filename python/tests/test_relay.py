@@ -86,9 +86,9 @@ def test_a_relay_goes_on_with_the_next_owner_and_closed_it_says_so(transport: st
                 assert reader.pull(min_version=2, timeout=30).version == 2
 
 
-def test_a_relay_of_nobody_is_told_by_the_deadline() -> None:
+def test_a_relay_without_a_publisher_is_told_by_the_deadline() -> None:
     with pytest.raises((slackline.PeerGone, slackline.DeadlineError)):
-        slackline.Relay("@nobody-publishes-here", timeout=0.3)
+        slackline.Relay("@no-such-publisher", timeout=0.3)
 
 
 def test_readers_of_a_tree_are_sent_to_relays_and_go_on_when_one_is_gone(transport: str) -> None:

@@ -168,7 +168,7 @@ def run_job(way: str) -> list[str]:
     return [process.communicate(timeout=60)[0] for process in ranks]
 
 
-def test_a_process_that_nobody_launched_is_in_no_job(python: Start) -> None:
+def test_a_process_without_a_launcher_is_in_no_job(python: Start) -> None:
     child = python(
         """
         try:

@@ -7,7 +7,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, ItemsView, KeysView, Mapping, ValuesView
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,24 @@ def test_a_version_comes_back_as_it_was_published(pair: Pair) -> None:
         ("a", "float32", (1000,), 4000),
         ("b", "int64", (3,), 24),
     ]
+
+
+def test_snapshots_frames_and_gradients_have_the_views_of_a_mapping(pair: Pair) -> None:
+    def look(tensors: Mapping[str, slackline.ArrayView]) -> None:
+        views = (tensors.keys(), tensors.values(), tensors.items())
+        assert all(map(isinstance, views, (KeysView, ValuesView, ItemsView)))
+        assert list(tensors.keys()) == ["a", "b"] and [view.name for view in tensors.values()] == ["a", "b"]
+        assert [(name, view.name) for name, view in tensors.items()] == [("a", "a"), ("b", "b")]
+        assert tensors.keys() == version(0).keys() and tensors.keys() - {"a"} == {"b"}
+
+    publisher, reader = pair
+    with publisher.frame() as frame:
+        look(frame)
+    look(reader.pull())
+    with slackline.Server({"a": np.ones(3, "float32"), "b": np.ones(2, "float32")}) as server:
+        with slackline.Worker([server.address]) as worker, worker.step() as step:
+            look(step.gradient)
+            look(step.parameters)
 
 
 def test_a_snapshot_stays_as_it_is_while_newer_ones_are_pulled(pair: Pair) -> None:
@@ -326,14 +344,14 @@ def test_bad_options_are_told_by_their_class() -> None:
 def test_an_address_of_several_reaches_the_first_that_answers() -> None:
     with slackline.Publisher(version(0), address="@slackline-test-several,127.0.0.1:0") as publisher:
         publisher.publish(version(1))
-        with slackline.Reader("@nobody-listens-here," + publisher.address) as reader:
+        with slackline.Reader("@no-such-publisher," + publisher.address) as reader:
             assert reader.pull().version == 1
 
 
-def test_nobody_at_an_address_is_told_by_the_deadline() -> None:
+def test_an_address_without_a_publisher_is_told_by_the_deadline() -> None:
     begun = time.monotonic()
     with pytest.raises(slackline.PeerGone) as caught:
-        slackline.Reader("@nobody-listens-here", timeout=0.3)
+        slackline.Reader("@no-such-publisher", timeout=0.3)
     assert isinstance(caught.value, ConnectionError) and 0.2 < time.monotonic() - begun < 10
 
 

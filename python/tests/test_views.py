@@ -34,7 +34,7 @@ def test_views_raise_after_their_pin(pair: Pair) -> None:
         lambda: view.__dlpack__(max_version=(1, 0)),
         lambda: view.__dlpack__(copy=True),
         lambda: snapshot["a"],
-        lambda: snapshot.items(),
+        lambda: list(snapshot.items()),
     ):
         with pytest.raises(slackline.OutOfTurn):
             look()
@@ -130,7 +130,7 @@ def test_dlpack_without_a_version_refuses_read_only_memory_and_copies_if_asked(p
             view.__dlpack__(max_version=(1, 0), **wrong)
 
 
-def test_capsules_that_nobody_takes_are_given_back(pair: Pair) -> None:
+def test_capsules_that_are_not_taken_are_given_back(pair: Pair) -> None:
     publisher, reader = pair
     publisher.publish(version(1))
     with reader.pin() as snapshot:

@@ -45,7 +45,7 @@ class Source:
         return self._states is not None
 
     def publish(self, tensors: Mapping[str, torch.Tensor], step: int, timeout: float) -> None:
-        """Copies a state, and serves it as that of a step, in the place of the one before."""
+        """Copies a state, and serves it as that of a step, instead of the one before."""
         layout = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         arrays = {name: host(tensor) for name, tensor in tensors.items()}
         if self._states is None or layout != self._layout:
@@ -58,7 +58,7 @@ class Source:
         # A table that changes has another publisher, which may have the address of the one before.
         where = {"address": reachable(self._states.address), "epoch": self._states.epoch, "version": version}
         words = text({"step": step, **where})
-        note = torch.zeros(_NOTE, dtype=torch.uint8)
+        note = torch.zeros(_NOTE, dtype=torch.uint8, device="cpu")
         note[: len(words)] = words
         self._notes.publish({"note": note}, step=step, timeout=timeout)
 

@@ -45,7 +45,7 @@ def flatten(state: object) -> tuple[Any, list[torch.Tensor]]:
         if isinstance(node, torch.Tensor):
             if hasattr(node, "to_local"):  # a DTensor: only the receiver knows its mesh
                 return {"sharded": walk(node.to_local())}
-            if node.numel() == 0:  # a table has no tensor without elements
+            if node.numel() == 0:  # its shape and its type are all that there is to send
                 return {"empty": list(node.shape), "dtype": str(node.dtype).removeprefix("torch.")}
             tensors.append(node)
             return {"tensor": len(tensors) - 1}
@@ -78,7 +78,7 @@ def rebuild(tree: Any, tensor: Callable[[int], torch.Tensor], template: object =
     if kind == "tensor":
         return tensor(int(inner))
     if kind == "empty":
-        return torch.empty(inner, dtype=getattr(torch, tree["dtype"]))
+        return torch.empty(inner, dtype=getattr(torch, tree["dtype"]), device="cpu")
     if kind == "tuple":
         like = template if isinstance(template, tuple) and len(template) == len(inner) else [None] * len(inner)
         return tuple(rebuild(item, tensor, part) for item, part in zip(inner, like, strict=True))

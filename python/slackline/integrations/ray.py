@@ -13,7 +13,8 @@
 The tensors are copied when the method returns or `ray.put` is called: the trainer may change its own at once, and what
 the other actors read stays whole. They come back on the kind of device that they were on, or in memory of the host
 where the reading process has none of that kind. Between hosts set SLACKLINE_RAY_ADDRESS ("0.0.0.0:0") for the actors,
-and the secret that they share: the object says the address that Ray knows the trainer's host by.
+and the secret that they share: the object says the address that Ray knows the trainer's host by. A read has 60 s to
+connect and 60 s to copy, or what SLACKLINE_RAY_TIMEOUT says for the actor that reads.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ from ray.experimental import (
 from slackline import Publisher, Reader
 
 from ._hosts import reachable
+from ._reads import timeout
 from ._torch import host
 
 __all__ = ["NAME", "SlacklineMetadata", "SlacklineTransport", "register"]
 
 NAME = "SLACKLINE"
 """The name of the transport, in the capitals that Ray gives it."""
-
-_TIMEOUT = 60.0
 
 
 @dataclass
@@ -113,12 +113,13 @@ class SlacklineTransport(TensorTransportManager):
         assert isinstance(tensor_transport_metadata, SlacklineMetadata)
         found: dict[str, torch.Tensor] = {}
         if tensor_transport_metadata.address:
-            with Reader(tensor_transport_metadata.address, timeout=_TIMEOUT) as reader:
-                snapshot = reader.pull(min_version=1, timeout=_TIMEOUT)
+            within = timeout()
+            with Reader(tensor_transport_metadata.address, timeout=within) as reader:
+                snapshot = reader.pull(min_version=1, timeout=within)
             found = {name: snapshot[name].torch() for name in snapshot}
         tensors = []
         for index, (shape, dtype) in enumerate(tensor_transport_metadata.tensor_meta):
-            there: Any = {"size": shape, "dtype": dtype}
+            there: Any = {"size": shape, "dtype": dtype, "device": "cpu"}
             tensors.append(found[str(index)] if str(index) in found else torch.empty(**there))
         if target_buffers is None:
             device = tensor_transport_metadata.tensor_device

@@ -5,10 +5,11 @@
 
     config.env_runners(use_env_runner_state_server=True)  # IMPALA and APPO do this by themselves
 
-The state that the server hands out has a note in the place of the weights. A sampler that unpickles the note reads the
+The state that the server hands out has a note instead of the weights. A sampler that unpickles the note reads the
 newest version, whole, from the server's process: over shared memory on its host, and elsewhere over TCP, if
 SLACKLINE_RLLIB_ADDRESS ("0.0.0.0:0") is set for the server and all have the secret. The note has the address that Ray
-knows the server's host by.
+knows the server's host by. A read has 60 s to connect and 60 s to copy, or what SLACKLINE_RAY_TIMEOUT says for the
+sampler.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env.env_runner_state_server import EnvRunnerStateServer
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
-from slackline import Error, Publisher, Reader
+from slackline import Error, PeerGone, Publisher, Reader, Snapshot
 
 from ._hosts import reachable
+from ._reads import timeout
 
 __all__ = ["SlacklineStateServer", "use_state_server"]
 
-_TIMEOUT = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +45,7 @@ def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
             yield from _leaves(item, (*path, str(key)))
         return
     array = np.asarray(state.detach().cpu() if hasattr(state, "detach") else state)
-    if array.dtype == object or array.size == 0:
+    if array.dtype == object:
         raise TypeError(f"the weights {'/'.join(path)} are no array of numbers")
     yield json.dumps(path), array
 
@@ -56,26 +57,36 @@ _lock = threading.Lock()
 def _read(address: str, version: int) -> dict[str, Any]:
     """The newest weights of a server, at least as new as `version`."""
     with _lock:
-        reader = _readers.get(address)
-        if reader is None:
-            # A server that was started again has a new address: its old one is of no use.
-            for old in _readers.values():
-                old.close()
-            _readers.clear()
-            reader = _readers[address] = Reader(address, timeout=_TIMEOUT)
-        try:
-            snapshot = reader.pull(min_version=version, timeout=_TIMEOUT)
-        except Error:
-            _readers.pop(address).close()
-            raise
+        snapshot = _pull(address, version)
         state: dict[str, Any] = {}
         for name in snapshot:
             *path, last = json.loads(name)
-            place = state
+            node = state
             for key in path:
-                place = place.setdefault(key, {})
-            place[last] = snapshot[name].numpy().copy()
+                node = node.setdefault(key, {})
+            node[last] = snapshot[name].numpy().copy()
         return state
+
+
+def _pull(address: str, version: int) -> Snapshot:
+    """The same by the reader of the reads before, which may have lost its connection: the network did, the server was
+    started again at its address, or this process was stopped for longer than the lease. Then another reader is made."""
+    within = timeout()
+    while True:
+        reader = _readers.get(address)
+        is_new = reader is None
+        if reader is None:
+            # Another address is that of a later publisher: the ones before are closed.
+            for old in _readers.values():
+                old.close()
+            _readers.clear()
+            reader = _readers[address] = Reader(address, timeout=within)
+        try:
+            return reader.pull(min_version=version, timeout=within)
+        except Error as error:
+            _readers.pop(address).close()
+            if is_new or not isinstance(error, PeerGone):
+                raise
 
 
 class _Note:
@@ -89,7 +100,7 @@ class _Note:
 
 
 class SlacklineStateServer(EnvRunnerStateServer):  # type: ignore[misc, unused-ignore]
-    """Takes the place of RLlib's: the same calls, and the same state to those who pull it."""
+    """It is used instead of RLlib's: the same calls, and the same state to those who pull it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -124,8 +135,10 @@ class SlacklineStateServer(EnvRunnerStateServer):  # type: ignore[misc, unused-i
                 return
             table = [(name, array.dtype, array.shape) for name, array in arrays.items()]
             if self._publisher is None or table != self._table:
-                if self._publisher is not None:
-                    self._publisher.close()
+                # If the next one cannot be made, a later push tries again.
+                before, self._publisher = self._publisher, None
+                if before is not None:
+                    before.close()
                 self._publisher = Publisher(arrays, address=os.environ.get("SLACKLINE_RLLIB_ADDRESS"), readers=1024)
                 self._table = table
             version = self._publisher.publish(arrays, step=max(0, int(state[WEIGHTS_SEQ_NO])))

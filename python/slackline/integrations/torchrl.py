@@ -9,7 +9,9 @@
 
 The trainer publishes. A thread of each worker copies every newer version that it finds beside the one in use, and the
 policy takes it over at the beginning of its next call, in the thread that calls it: no call sees the weights of two
-versions. What reads the weights without calling the policy, such as a compiled copy of it, does not take them over.
+versions. Threads that call one policy have to take turns: the call of one of them writes the weights that a call of
+another one still reads. What reads the weights without calling the policy, such as a compiled copy of it, does not take
+them over.
 `transport="tcp"` serves workers on other hosts, with an `address` such as "0.0.0.0:0" and a `secret`.
 """
 
@@ -63,6 +65,7 @@ class SlacklineTransport:
         self._publisher: Publisher | None = None
         self._reader: Reader | None = None
         self._staged: deque[Snapshot] = deque(maxlen=1)
+        self._applying = threading.Lock()
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
 
@@ -126,16 +129,19 @@ class SlacklineTransport:
     ) -> TensorDictBase | None:
         """Gives the model the newest version, if it is newer; waits for one if there is a timeout."""
         until = time.monotonic() + (timeout or 0)
-        while not self._staged:
+        while True:
+            # Threads that ask apply one version after the other, in their order.
+            with self._applying:
+                if self._staged:
+                    snapshot = self._staged.popleft()
+                    found = _nested(snapshot)
+                    if model is not None and strategy is not None:
+                        strategy.apply_weights(model, found)
+                    self.version = snapshot.version
+                    return found
             if time.monotonic() >= until:
                 return None
             self._end.wait(0.001)
-        snapshot = self._staged.popleft()
-        found = _nested(snapshot)
-        if model is not None and strategy is not None:
-            strategy.apply_weights(model, found)
-        self.version = snapshot.version
-        return found
 
     def close(self) -> None:
         self._end.set()
@@ -160,7 +166,7 @@ def _stage(transport: weakref.ref[SlacklineTransport], reader: Reader, end: thre
             return
         except Error:
             # The trainer is gone. The worker goes on with what it has, until a trainer listens there again.
-            if end.wait(_TURN):
+            if end.wait(_TURN) or transport() is None:
                 return
             try:
                 reader.reconnect(timeout=1.0)

@@ -64,8 +64,8 @@ class Pod:
         """Copies a file to a path that only the pod has, as a secret is mounted: readable by its owner alone."""
         folder, top = target.rpartition("/")[0], "/" + target.split("/")[1]
         # The file is opened first, as the new folder may hide it.
-        place = f"exec 3<{source}; mount -t tmpfs tmpfs {top}; mkdir -p {folder}; cat <&3 >{target}; chmod 400 {target}"
-        _run(*self._within, "sh", "-ec", place)
+        steps = f"exec 3<{source}; mount -t tmpfs tmpfs {top}; mkdir -p {folder}; cat <&3 >{target}; chmod 400 {target}"
+        _run(*self._within, "sh", "-ec", steps)
 
     def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
         """Starts a container."""

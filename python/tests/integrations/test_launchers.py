@@ -158,7 +158,7 @@ def test_pods_of_the_manifest_find_each_other_also_if_one_is_started_again(name:
     host, _, port = given["SLACKLINE_RENDEZVOUS"].partition(":")
     # The names that the service or the JobSet gives to pod 0.
     assert port == "21000" and host in ("slackline-0.slackline", "slackline-ranks-0-0.slackline")
-    # All pods are on this host, where nobody knows their names.
+    # All pods are on this host, where their names are not known.
     given |= {"SLACKLINE_RENDEZVOUS": f"127.0.0.1:{free_port()}", "SLACKLINE_SECRET_FILE": str(secret)}
     assert container["command"] == ["python", "job.py"] and pod["restartPolicy"] == "OnFailure"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: `cargo xtas
 
 import numpy as np
 
+import slackline
 import slackline.integrations.ray
 
 SIZE = 1 << 20
@@ -130,6 +132,43 @@ def test_tensors_come_back_on_the_kind_of_device_that_they_were_on() -> None:
     transport.garbage_collect("object", metadata, tensors)
 
 
+def test_tensors_without_elements_come_back_in_memory_of_the_host_whatever_the_default_device() -> None:
+    transport = slackline.integrations.ray.SlacklineTransport()
+    metadata = transport.extract_tensor_transport_metadata("object", [torch.empty(0, 3)])
+    with torch.device("meta"):
+        there = transport.get_communicator_metadata(None, None)
+        (found,) = transport.recv_multiple_tensors("object", metadata, there)
+    assert found.device.type == "cpu" and found.shape == (0, 3)
+
+
+def test_the_time_of_a_read_is_that_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slackline.integrations._reads import VARIABLE, timeout
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert timeout() == 60.0
+    for given, seconds in (("", 60.0), ("0.25", 0.25), ("3600", 3600.0)):
+        monkeypatch.setenv(VARIABLE, given)
+        assert timeout() == seconds
+    for given in ("0", "-1", "nan", "inf", "a minute"):
+        monkeypatch.setenv(VARIABLE, given)
+        with pytest.raises(slackline.BadOption, match=f"SLACKLINE_RAY_TIMEOUT is '{given}'"):
+            timeout()
+    # The reads of both plug-ins go by it.
+    transport = slackline.integrations.ray.SlacklineTransport()
+    metadata = transport.extract_tensor_transport_metadata("object", [torch.ones(3)])
+    there = transport.get_communicator_metadata(None, None)
+    with pytest.raises(slackline.BadOption):
+        transport.recv_multiple_tensors("object", metadata, there)
+    transport.garbage_collect("object", metadata, [])
+    monkeypatch.setenv(VARIABLE, "0.2")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        metadata.address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(slackline.DeadlineError, match="within 200ms"):
+            transport.recv_multiple_tensors("object", metadata, there)
+        with pytest.raises(slackline.DeadlineError, match="within 200ms"):
+            rllib()._read(metadata.address, 1)
+
+
 def test_an_object_says_the_address_that_ray_knows_its_host_by(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKLINE_RAY_ADDRESS", "0.0.0.0:0")
     monkeypatch.setenv("SLACKLINE_SECRET", "an example of a secret that is long enough")
@@ -140,12 +179,68 @@ def test_an_object_says_the_address_that_ray_knows_its_host_by(cluster: None, mo
     transport.garbage_collect("object", metadata, tensors)
 
 
-def server() -> Any:
+def rllib() -> Any:
     pytest.importorskip("ray.rllib", reason="RLlib is not installed: `cargo xtask wheel --integrations` installs it")
-    from slackline.integrations.rllib import SlacklineStateServer
+    import slackline.integrations.rllib
 
-    server_class: Any = ray.remote(num_cpus=0, max_concurrency=8)(SlacklineStateServer)
+    return slackline.integrations.rllib
+
+
+def server() -> Any:
+    server_class: Any = ray.remote(num_cpus=0, max_concurrency=8)(rllib().SlacklineStateServer)
     return server_class.remote()
+
+
+def weights_of(number: int, **others: Any) -> dict[str, Any]:
+    return {"rl_module": {"v": np.full(5, number), **others}, "weights_seq_no": number}
+
+
+def read(state: dict[str, Any]) -> dict[str, Any]:
+    """The weights of a state as a sampler finds them, which has to have a note of them."""
+    read_weights, there = state["rl_module"].__reduce__()
+    found: dict[str, Any] = read_weights(*there)
+    return found
+
+
+def test_a_sampler_that_has_lost_its_connection_reads_by_a_new_one() -> None:
+    plugin = rllib()
+    name = plugin.json.dumps(["v"])
+    first = slackline.Publisher({name: np.ones(5)}, address="127.0.0.1:0")
+    first.publish({name: np.ones(5)})
+    address = first.address
+    assert plugin._read(address, 1)["v"].tolist() == [1] * 5
+    first.close()
+    with slackline.Publisher({name: np.ones(5)}, address=address) as second:
+        second.publish({name: np.full(5, 2.0)})
+        assert plugin._read(address, 1)["v"].tolist() == [2] * 5
+    plugin._readers.pop(address).close()
+
+
+def test_the_state_server_publishes_again_after_a_publisher_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = rllib()
+    there = plugin.SlacklineStateServer()
+
+    def fails(*_arguments: Any, **_options: Any) -> None:
+        raise slackline.PeerGone("another process listens there")
+
+    there.push(weights_of(1))
+    assert read(there.pull())["v"].tolist() == [1] * 5
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin, "Publisher", fails)
+        there.push(weights_of(2, more=np.ones(3)))
+    assert there.pull()["rl_module"]["more"].tolist() == [1] * 3
+    there.push(weights_of(3))
+    assert read(there.pull())["v"].tolist() == [3] * 5
+    there._publisher.close()
+
+
+def test_weights_with_an_empty_array_are_published_whole() -> None:
+    there = rllib().SlacklineStateServer()
+    there.push(weights_of(1, none=np.zeros((0, 3), "float32")))
+    found = read(there.pull())
+    assert found["v"].tolist() == [1] * 5
+    assert found["none"].shape == (0, 3) and found["none"].dtype == np.float32
+    there._publisher.close()
 
 
 def test_the_state_server_hands_out_weights_that_are_newer(cluster: None) -> None:

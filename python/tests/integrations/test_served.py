@@ -92,6 +92,18 @@ def test_more_rollouts_than_a_publisher_takes_by_default_read_one_source() -> No
         source.close()
 
 
+def test_the_default_device_of_torch_is_not_that_of_a_state() -> None:
+    source = Source({})
+    try:
+        with torch.device("meta"):
+            source.publish({"w": torch.ones(3, device="cpu")}, 1, 30.0)
+        sink = Sink(source.address, None, 30.0)
+        assert sink.pull(1, 30.0)["w"].torch().tolist() == [1.0] * 3
+        sink.close()
+    finally:
+        source.close()
+
+
 STOPPED = """
 import sys
 from slackline.integrations._served import Sink

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,94 @@ def test_a_target_that_cannot_be_written_is_refused_before_any_other_is_written(
         assert slackline.torch.table(nn.Linear(2, 3))
 
 
+def test_a_module_whose_state_dict_has_copies_is_refused_and_as_it_was() -> None:
+    class Counts(nn.Linear):
+        def get_extra_state(self) -> torch.Tensor:
+            return torch.ones(2)
+
+        def set_extra_state(self, state: torch.Tensor) -> None:
+            pass
+
+    def cast(_module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: Any) -> None:
+        state["weight"] = state["weight"].to(torch.float64)
+
+    casts = nn.Linear(2, 3)
+    casts.register_state_dict_post_hook(cast)  # type: ignore[no-untyped-call]
+    for module, name in ((casts, "weight"), (Counts(2, 3), "_extra_state")):
+        with slackline.Publisher(slackline.torch.table(module)) as publisher:
+            slackline.torch.publish(publisher, {key: torch.zeros_like(one) for key, one in module.state_dict().items()})
+            before = {key: tensor.clone() for key, tensor in module.named_parameters()}
+            with pytest.raises(slackline.LayoutMismatch, match=f"has in '{name}' neither") as caught:
+                slackline.torch.pull(slackline.Reader(publisher.address), module)
+            assert caught.value.operation and caught.value.remedy
+            torch.testing.assert_close(dict(module.named_parameters()), before, rtol=0, atol=0)
+
+
+def test_parameters_that_are_shared_or_handed_out_in_part_are_written() -> None:
+    def crop(_module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: Any) -> None:
+        state["0.weight"] = state["0.weight"][:2]
+
+    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    module[1].weight = module[0].weight
+    module.register_buffer("scratch", torch.zeros(2), persistent=False)
+    module.register_state_dict_post_hook(crop)  # type: ignore[no-untyped-call]
+    given = {"0.weight": torch.ones(2, 3), "1.weight": torch.ones(3, 3)}
+    with slackline.Publisher(given) as publisher:
+        publisher.publish(given)
+        slackline.torch.pull(slackline.Reader(publisher.address), module)
+    assert module[0].get_parameter("weight").eq(1).all()
+
+
+def test_a_type_that_torch_lacks_or_cannot_convert_is_refused_before_any_tensor_is_written() -> None:
+    packed = torch.empty(2, dtype=torch.float4_e2m1fn_x2)
+    for dtype, target in (("float8_e3m4", torch.zeros(2)), ("float32", packed)):
+        table = [slackline.TensorSpec("a", "float32", (3,)), slackline.TensorSpec("b", dtype, (2,))]
+        state = {"a": torch.ones(3), "b": target}
+        with slackline.Publisher(table) as publisher, slackline.Reader(publisher.address) as reader:
+            with pytest.raises(slackline.LayoutMismatch, match=f"cannot copy 'b', which is {dtype} in the table"):
+                slackline.torch.pull(reader, state)
+        assert state["a"].tolist() == [1.0] * 3
+
+
+def test_a_tensor_of_inference_mode_is_refused_outside_of_it_before_any_other_is_written() -> None:
+    given = {"a": torch.ones(3), "b": torch.ones(3)}
+    with torch.inference_mode():
+        state = {"b": torch.zeros(3)}
+    state = {"a": torch.zeros(3), **state}
+    with slackline.Publisher(given) as publisher, slackline.Reader(publisher.address) as reader:
+        publisher.publish(given)
+        with pytest.raises(slackline.LayoutMismatch, match="made in inference mode"):
+            slackline.torch.pull(reader, state)
+        assert state["a"].tolist() == [0.0] * 3
+        with torch.inference_mode():
+            slackline.torch.pull(reader, state)
+    assert state["b"].tolist() == [1.0] * 3
+
+
+def test_tensors_without_elements_may_be_in_the_table_and_in_the_state_or_in_one_of_them() -> None:
+    module = nn.Linear(2, 3)
+    module.register_buffer("none", torch.empty(0, 4))
+    full = module.state_dict()
+    for table in (full, slackline.torch.table(module)):
+        with slackline.Publisher(table) as publisher, slackline.Reader(publisher.address) as reader:
+            for state in (module, {name: full[name] for name in ("weight", "bias")}):
+                slackline.torch.publish(publisher, state)
+                slackline.torch.pull(reader, state)
+            with pytest.raises(slackline.LayoutMismatch):
+                slackline.torch.pull(reader, {**full, "none": torch.ones(1, 4)})
+
+
+def test_a_module_with_a_parameter_without_elements_is_trained_and_loaded() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    module.none = nn.Parameter(torch.empty(0))
+    with slackline.Server(slackline.torch.parameters(module), learning_rate=1.0) as server:
+        with slackline.Worker([server.address]) as worker:
+            slackline.torch.Worker(module, worker).step(lambda: module(torch.ones(1, 2)).sum())
+            state = module.state_dict()
+            with worker.step() as step:
+                slackline.torch.load(step.parameters, {name: state[name] for name in step.parameters})
+
+
 def test_a_model_of_bfloat16_acts_on_weights_of_float32() -> None:
     trained, acting = model(1), model(2, torch.bfloat16)
     with slackline.Publisher(slackline.torch.table(trained)) as publisher:
@@ -191,6 +280,55 @@ def test_a_closure_that_raises_publishes_nothing_and_the_clock_is_begun_again() 
             assert server.parameters()["weight"].torch().tolist() == [[0.0, 0.0]]
             with pytest.raises(slackline.LayoutMismatch):
                 slackline.torch.Worker(nn.Linear(2, 1), worker)
+
+
+def test_a_closure_may_return_a_number_and_have_sparse_gradients() -> None:
+    module = nn.Embedding(3, 2, sparse=True)
+    with slackline.Server({"weight": torch.ones(3, 2)}, learning_rate=1.0) as server:
+        with slackline.Worker([server.address]) as worker:
+
+            def closure() -> float:
+                loss = module(torch.tensor([1, 1])).sum()
+                loss.backward()
+                return float(loss.detach())
+
+            assert slackline.torch.Worker(module, worker).step(closure) == 4.0
+            worker.flush()
+            assert server.status.loss == 4.0
+        assert server.parameters()["weight"].torch().tolist() == [[1.0, 1.0], [-1.0, -1.0], [1.0, 1.0]]
+
+
+SERVER = """
+server = slackline.Server({"weight": np.full((1, 2), 8, "float32")}, learning_rate=1.0, transport="tcp")
+print(server.address)
+sys.stdin.readline()
+print(server.parameters()["weight"].numpy().tolist())
+"""
+
+
+def test_a_gradient_whose_publication_was_late_counts_once_and_the_next_step_has_the_next_clock(python: Any) -> None:
+    child, module = python(SERVER), nn.Linear(2, 1, bias=False)
+
+    def closure() -> torch.Tensor:
+        loss = module(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss  # type: ignore[no-any-return]
+
+    def stops_the_server() -> torch.Tensor:
+        child.send_signal(signal.SIGSTOP)
+        return closure()
+
+    with slackline.Worker([child.stdout.readline().strip()]) as worker:
+        training = slackline.torch.Worker(module, worker)
+        with pytest.raises(slackline.DeadlineError) as caught:
+            training.step(stops_the_server, timeout=1.0)
+        assert caught.value.operation == "publishing a gradient"
+        child.send_signal(signal.SIGCONT)
+        assert float(training.step(closure).detach()) == 14.0 and worker.clock == 2
+        worker.flush()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "[[6.0, 6.0]]\n"
 
 
 def test_a_publication_is_of_the_bytes_of_the_state() -> None:

@@ -121,5 +121,5 @@ def test_a_sender_that_is_gone_is_an_error_at_once() -> None:
     sender, receiver = SlacklineTransport[Any](), SlacklineTransport[Any]()
     sender.shutdown()
     with pytest.raises((slackline.Error, TimeoutError)):
-        receiver.recv_checkpoint(0, "@nobody-listens-here", 1, timedelta(seconds=0.2))
+        receiver.recv_checkpoint(0, "@no-such-publisher", 1, timedelta(seconds=0.2))
     receiver.shutdown()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from typing import Any
 
 import pytest
@@ -18,8 +20,8 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 from torchrl.weight_update import WeightSyncScheme
 
-from slackline import Reader
-from slackline.integrations.torchrl import SlacklineWeightSyncScheme
+from slackline import Publisher, Reader, Snapshot
+from slackline.integrations.torchrl import SlacklineTransport, SlacklineWeightSyncScheme
 
 
 class Still(EnvBase):  # type: ignore[misc, unused-ignore]
@@ -128,6 +130,78 @@ def test_more_workers_than_a_publisher_takes_by_default_read_the_weights() -> No
         for reader in readers:
             reader.close()
         scheme.shutdown()
+
+
+def snapshots(count: int) -> list[Snapshot]:
+    with Publisher({"a": torch.zeros(3)}) as publisher, Reader(publisher.address) as reader:
+        return [reader.pull(version=publisher.publish({"a": torch.zeros(3)})) for _ in range(count)]
+
+
+def test_a_version_that_another_thread_has_taken_is_none() -> None:
+    transport = SlacklineTransport({}, 60.0, True)
+    others: list[threading.Thread] = []
+
+    class Raced(deque[Snapshot]):
+        """Another thread asks as soon as one has seen that a version is there."""
+
+        def __len__(self) -> int:
+            seen = super().__len__()
+            if seen > 0 and not others:
+                others.append(threading.Thread(target=transport.receive_weights))
+                others[0].start()
+                others[0].join(1.0)
+            return seen
+
+    (snapshot,) = snapshots(1)
+    transport._staged = Raced([snapshot])
+    transport.receive_weights()
+    others[0].join(60.0)
+    assert not others[0].is_alive() and transport.version == snapshot.version and not transport.is_behind
+
+
+def test_threads_apply_one_version_after_the_other() -> None:
+    transport = SlacklineTransport({}, 60.0, True)
+    is_in, may_end, applying, most = threading.Event(), threading.Event(), 0, 0
+
+    class Strategy:
+        def apply_weights(self, _model: Any, _weights: Any) -> None:
+            nonlocal applying, most
+            applying += 1
+            most = max(most, applying)
+            is_in.set()
+            assert may_end.wait(60.0)
+            applying -= 1
+
+    def take() -> None:
+        transport.receive_weights(60.0, model=object(), strategy=Strategy())
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    first, second = snapshots(2)
+    transport._staged.append(first)
+    threads[0].start()
+    assert is_in.wait(60.0)
+    transport._staged.append(second)
+    threads[1].start()
+    # Time for the second one to begin, if it does not wait.
+    threads[1].join(0.5)
+    may_end.set()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive()
+    assert most == 1 and transport.version == second.version
+
+
+def test_the_thread_of_a_scheme_that_is_dropped_ends_also_where_the_trainer_is_gone() -> None:
+    with Publisher({"a": torch.zeros(3)}) as publisher:
+        publisher.publish({"a": torch.zeros(3)})
+        transport = SlacklineTransport({}, 60.0, True)
+        transport.address = publisher.address
+        transport.setup_connection_and_weights_on_receiver()
+    thread = transport._thread
+    assert thread is not None
+    del transport
+    thread.join(60.0)
+    assert not thread.is_alive()
 
 
 def test_weights_for_some_of_the_workers_are_refused() -> None:

@@ -20,7 +20,7 @@ import torch
 
 A = TypeVar("A")
 B = TypeVar("B")
-PLACE = "vllm.distributed.weight_transfer"
+PACKAGE = "vllm.distributed.weight_transfer"
 
 calls: list[str] = []
 """What was asked of the loader of models."""
@@ -115,12 +115,12 @@ def module(name: str, **names: Any) -> types.ModuleType:
 
 
 def install() -> str:
-    """Puts the stand-in in the place of vLLM, and says what the base classes are."""
+    """Puts the stand-in where vLLM would be, and says what the base classes are."""
     for name in (
         "vllm",
         "vllm.config",
         "vllm.distributed",
-        PLACE,
+        PACKAGE,
         "vllm.model_executor",
         "vllm.model_executor.model_loader",
     ):
@@ -137,14 +137,14 @@ def install() -> str:
     if wheel is None:
         bases = WeightTransferInitInfo, WeightTransferUpdateInfo, TrainerInitInfo
         engines = WeightTransferEngine, TrainerWeightTransferEngine
-        module(f"{PLACE}.base", **{one.__name__: one for one in (*bases, *engines)})
-        module(f"{PLACE}.factory", WeightTransferEngineFactory=registry(), WeightTransferTrainerFactory=registry())
+        module(f"{PACKAGE}.base", **{one.__name__: one for one in (*bases, *engines)})
+        module(f"{PACKAGE}.factory", WeightTransferEngineFactory=registry(), WeightTransferTrainerFactory=registry())
         return "a stand-in"
     for name in ("base", "factory"):
-        path = Path(wheel, *PLACE.split("."), f"{name}.py")
-        spec = importlib.util.spec_from_file_location(f"{PLACE}.{name}", path)
+        path = Path(wheel, *PACKAGE.split("."), f"{name}.py")
+        spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{name}", path)
         assert spec is not None and spec.loader is not None
-        loaded = sys.modules[f"{PLACE}.{name}"] = importlib.util.module_from_spec(spec)
+        loaded = sys.modules[f"{PACKAGE}.{name}"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(loaded)
     if not torch.cuda.is_available():
         torch.accelerator.synchronize = lambda *_arguments: None  # vLLM waits for a device, and here is none
