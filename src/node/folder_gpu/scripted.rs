@@ -505,7 +505,7 @@ mod tests {
                 if let Some(refused) = ended {
                     assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
                     let parameters = match server.parameters() {
-                        // The call that failed unlocks host memory. The driver takes no memory at the same address then.
+                        // The call that failed unlocks host memory: the driver takes none at its address then.
                         Err(Error::Gpu(GpuError::Host { .. })) => continue,
                         parameters => parameters.unwrap(),
                     };
