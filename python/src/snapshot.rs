@@ -58,7 +58,6 @@ impl Tensors {
     pub(crate) fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.layout.specs.iter().map(|spec| spec.name.as_str()))
     }
-
 }
 
 /// A view of a mapping, of the class of this name in `collections.abc`.
