@@ -86,9 +86,10 @@ fn many_losses_for_one_cause_are_one_short_line() {
     let (code, _, said) = run.end();
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("error: all workers are lost: "), "{said}");
-    // Workers wait for room for a gradient, or for parameters, and on a busy machine they end one after the other.
-    let causes = said.matches("did not end within 12s").count();
-    assert!((1..=6).contains(&causes), "{said}");
+    // Workers wait for room for a gradient, or for parameters. On a busy machine some are told of before, in warnings.
+    let error = said.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+    let causes = error.matches("did not end within 12s").count();
+    assert!((1..=2).contains(&causes), "{said}");
     assert!(!said.contains("cannot talk to rank 0"), "{said}");
     assert!(said.lines().all(|line| line.len() < 400), "{said}");
 }

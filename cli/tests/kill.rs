@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -158,10 +157,7 @@ fn held(run: &Run) -> Held {
             let inode = link.strip_prefix("socket:[").and_then(|link| link.strip_suffix(']'));
             let listens = |socket: &&Vec<String>| Some(socket[6].as_str()) == inode && socket.len() > 7;
             held.names.extend(sockets.iter().find(listens).map(|socket| socket[7].clone()));
-            held.shared.extend(named_memory(&link));
         }
-        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        held.shared.extend(maps.lines().filter_map(|line| named_memory(&line[line.find("/dev/shm/")?..])));
     }
     assert!(!held.memory.is_empty() && !held.names.is_empty(), "the look at /proc sees them");
     held
@@ -176,8 +172,6 @@ struct Held {
     memory: BTreeSet<(u64, u64)>,
     /// Names in the abstract namespace.
     names: BTreeSet<String>,
-    /// Files of shared memory that have a name. Other programs have such ones, too.
-    shared: BTreeSet<PathBuf>,
 }
 
 impl Held {
@@ -202,7 +196,6 @@ impl Held {
             let name = (socket.len() > 7).then(|| socket.swap_remove(7))?;
             self.names.contains(&name).then_some(name)
         }));
-        left.extend(self.shared.iter().filter(|path| path.exists()).map(|path| path.display().to_string()));
         for process in fs::read_dir("/proc").unwrap().flatten() {
             if process.file_name().to_string_lossy().starts_with(|c: char| c.is_ascii_digit()) {
                 for (link, identity) in descriptors(&process.path().join("fd").to_string_lossy()) {
@@ -214,11 +207,6 @@ impl Held {
         }
         left
     }
-}
-
-/// The file of shared memory that a link or a map is of.
-fn named_memory(path: &str) -> Option<PathBuf> {
-    path.starts_with("/dev/shm/").then(|| path.into())
 }
 
 /// The lines of /proc/net/unix, as words: the inode is the seventh, a name the eighth.
@@ -244,21 +232,29 @@ fn descriptors(folder: &str) -> Vec<(String, (u64, u64))> {
 /// One test at a time, and what it must leave as it was.
 struct Alone<'a> {
     _turn: MutexGuard<'a, ()>,
+    shared: BTreeSet<String>,
     descriptors: usize,
 }
 
 fn alone<'a>() -> Alone<'a> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    Alone { _turn: turn, descriptors: descriptors("/proc/self/fd").len() }
+    Alone { _turn: turn, shared: shared(), descriptors: descriptors("/proc/self/fd").len() }
 }
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert_eq!(descriptors("/proc/self/fd").len(), self.descriptors, "descriptors are left open");
+            let new: Vec<_> = shared().difference(&self.shared).cloned().collect();
+            assert!(new.is_empty(), "left behind in /dev/shm: {new:?}");
         }
     }
+}
+
+fn shared() -> BTreeSet<String> {
+    let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Does something many times, a few at a time; says which one failed.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -65,6 +69,18 @@ def told(call: Callable[[float], object], error: type[slackline.Error], text: st
             return caught.value
         raised.append(caught.value)
     raise AssertionError(f"{text!r} in none of {raised}")
+
+
+_calls = itertools.count()
+
+
+def free_port() -> int:
+    """A port at which no process listens, from those that the system gives to no connection meanwhile."""
+    while True:
+        port = 20480 + (13 * os.getpid() + next(_calls)) % 4096
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def version(value: int) -> dict[str, np.ndarray[Any, Any]]:

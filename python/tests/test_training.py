@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import free_port
 
 import slackline
 
@@ -224,15 +222,3 @@ def test_a_server_that_cannot_be_made_fails_its_job(setting: str, python: Start)
     ranks = [python(code, rank=str(rank), rendezvous=rendezvous) for rank in range(2)]
     told = [child.stdout.readline() for child in ranks]
     assert told == ["BadOption True\n", "JobFailed True\n"]
-
-
-_calls = itertools.count()
-
-
-def free_port() -> int:
-    """A port at which no process listens, from those that the system gives to no connection meanwhile."""
-    while True:
-        port = 20480 + (13 * os.getpid() + next(_calls)) % 4096
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

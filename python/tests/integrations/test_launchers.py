@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import free_port
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed: `cargo xtask wheel --integrations` installs it")
 
@@ -31,18 +29,6 @@ def run(*command: str | Path, **environment: str) -> str:
     done = subprocess.run(words, env=given, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-_calls = itertools.count()
-
-
-def free_port() -> int:
-    """A port at which no process listens, from those that the system gives to no connection meanwhile."""
-    while True:
-        port = 20480 + (13 * os.getpid() + next(_calls)) % 4096
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def test_torchrun_starts_a_job() -> None:

@@ -32,7 +32,7 @@ pub struct RendezvousEndpoint {
     pub port: u16,
 }
 
-/// A text that is no rendezvous.
+/// A text that is no address of a rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}; {}", remedy_of(self))]
 #[non_exhaustive]
@@ -41,14 +41,14 @@ pub struct RendezvousEndpointError {
     pub reason: &'static str,
 }
 
-/// How a rendezvous is written.
+/// How the address of a rendezvous is written.
 pub(super) const REMEDY: &str = "give a name or address and a port, such as node1:29400 or [fd00::1]:29400";
 
 const LINK_LOCAL: &str = "other hosts do not reach an address that holds on one link alone";
 
 impl Diagnostic for RendezvousEndpointError {
     fn operation(&self) -> &'static str {
-        "reading a rendezvous"
+        "reading the address of a rendezvous"
     }
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
