@@ -379,7 +379,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
         (&["--scheme", "ds-sync", "--moments"], "--moments: ds-sync has no server", "leave"),
         (&["--scheme", "ds-sync", "--encoding", "bf16"], "--encoding: ds-sync has no server", "leave"),
         (&["--scheme", "ds-sync", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "leave"),
-        (&["--scheme", "k-async", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "use bsp"),
+        (&["--scheme", "k-async", "--read-my-writes", "--optimizer", "sgd"], "under k-async what", "use bsp"),
         (&["--scheme", "delay", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "use bsp"),
         (&["--scheme", "ssp", "--read-my-writes"], "--read-my-writes", "--optimizer sgd"),
         (&["--scheme", "ds-sync", "--idle", "sleep"], "--idle: ds-sync has no server", "leave"),

@@ -1009,7 +1009,8 @@ typedef struct slackline_fresh {
      */
     uint64_t published_ns;
     /**
-     * The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server.
+     * The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server, and
+     * behind a relay of a server the epoch of that server.
      */
     uint64_t origin;
 } slackline_fresh;

@@ -193,7 +193,8 @@ pub struct slackline_fresh {
     /// The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
     /// server.
     pub published_ns: u64,
-    /// The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server.
+    /// The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server, and
+    /// behind a relay of a server the epoch of that server.
     pub origin: u64,
 }
 

@@ -180,7 +180,8 @@ impl Snapshot {
         self.facts.epoch
     }
 
-    /// The epoch of the publisher that made the version, also behind relays; 0 from a server.
+    /// The epoch of the publisher that made the version, also behind relays; 0 from a server, and behind a relay of a
+    /// server the epoch of that server.
     #[getter]
     fn origin(&self) -> u64 {
         self.facts.origin

@@ -100,10 +100,8 @@ pub(crate) struct Passing<T: Transport> {
     /// The version from which on the owner that it is connected to has something to tell, until it is known whose
     /// versions it has: its first copy shows that, whatever their numbers are.
     unknown: Option<Version>,
-    /// The publisher whose versions these are, once it is known; 0 for a server.
+    /// The publisher whose versions these are, or the incarnation of the server, once it is known.
     origin: Option<u64>,
-    /// The incarnation of the server, once the relay has read from it, and not from another relay.
-    server: Option<u64>,
     /// A version of the publisher's has been copied: a later one than the relay began with, or one of its own memory.
     has_copied: bool,
     /// Readers are let in. A relay of listed owners begins with zeros that are no owner's version, and lets none in
@@ -274,7 +272,6 @@ impl<T: Transport> Passing<T> {
             upstream,
             unknown: Some(Version::new(0)),
             origin: None,
-            server: None,
             has_copied: false,
             is_open,
             draft: None,
@@ -370,10 +367,14 @@ impl<T: Transport> Passing<T> {
         if let Some((version, chunks)) = turn.landed {
             self.publisher.relay_landed(version, chunks, std::mem::take(&mut self.is_void));
         }
-        let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
-        // Those of a server are no publisher's.
+        let Some((version, mut label)) = turn.copied else { return Ok(joined || turn.progress) };
+        if self.reader.takes_workers() {
+            // A server gives the same numbers to other bytes once it is started again: its incarnation is their origin.
+            label.origin = self.reader.epoch();
+        }
         let is_anyones = label.origin == 0;
-        if self.is_another(label.origin) && !mutant!("relay_origin") {
+        let is_another = *self.origin.get_or_insert(label.origin) != label.origin;
+        if is_another && !mutant!("relay_origin") {
             return Err(Error::AnotherPublisher);
         }
         // A relay upstream that has nothing yet says of zeros that they are what the publisher began with.
@@ -387,16 +388,6 @@ impl<T: Transport> Passing<T> {
             *step = RelayStep::Begin;
         }
         Ok(true)
-    }
-
-    /// Whether a version that was copied is of another publisher than those before, or of another incarnation of their
-    /// server: the same numbers would mean other bytes. Of versions of a server that come by way of another relay the
-    /// incarnation is not known.
-    fn is_another(&mut self, origin: u64) -> bool {
-        let is_of_server = origin == 0 && self.reader.takes_workers();
-        let epoch = self.reader.epoch();
-        *self.origin.get_or_insert(origin) != origin
-            || (is_of_server && *self.server.get_or_insert(epoch) != epoch)
     }
 
     /// Has the copy begin again from this step, after an error: what followers have copied of the attempt is void.

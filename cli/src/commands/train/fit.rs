@@ -20,7 +20,7 @@ pub(super) fn check(
     optimizer: Optimizer,
     encoding: Encoding,
 ) -> Result<(), Failure> {
-    let name = scheme.name();
+    let name = &args.scheme;
     let plain = matches!(optimizer, Optimizer::Sgd { .. });
     let refuse = |what: String, help| Err(Failure::usage(what).help(help));
     if scheme.local_steps() > 1 && !plain {

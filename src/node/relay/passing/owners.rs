@@ -297,17 +297,7 @@ mod tests {
         let own = Address::random();
         for is_restarted in [true, false] {
             let (first, address) = server(&Address::random(), 1.0);
-            // A second relay of the same server: of its versions it is not known whose they are.
-            let through = Relay::start(
-                Shm::new(),
-                std::slice::from_ref(&address),
-                &Address::random(),
-                options(),
-                PATIENCE,
-            );
-            let through = through.unwrap();
-            // It lets a reader in once it has a version.
-            drop(Reader::connect(Shm::new(), through.address(), ReaderOptions::default(), PATIENCE).unwrap());
+            let through = relay_of(&address);
             let upstream = match is_restarted {
                 true => vec![address.clone()],
                 false => vec![address.clone(), through.address().clone()],
@@ -322,6 +312,47 @@ mod tests {
                 true => assert!(matches!(outcome, Err(Error::AnotherPublisher)), "{outcome:?}"),
                 false => outcome.unwrap(),
             }
+        }
+    }
+
+    /// A relay of the server, which has a version.
+    fn relay_of(server: &Address) -> Relay {
+        let upstream = std::slice::from_ref(server);
+        let relay = Relay::start(Shm::new(), upstream, &Address::random(), options(), PATIENCE).unwrap();
+        // It lets a reader in once it has one.
+        drop(Reader::connect(Shm::new(), relay.address(), ReaderOptions::default(), PATIENCE).unwrap());
+        relay
+    }
+
+    #[test]
+    fn a_relay_behind_a_relay_ends_if_their_server_has_restarted() {
+        let (first, address) = server(&Address::random(), 1.0);
+        let through = relay_of(&address);
+        let (upstream, own) = ([through.address().clone(), address.clone()], Address::random());
+        let begin = Passing::begin(Shm::new(), &upstream, &own, options(), PATIENCE);
+        let mut relay = complete(begin).unwrap();
+        until_version(&mut relay, 0);
+        drop((through, first));
+        let _second = server(&address, 2.0);
+        let outcome = outcome_after_loss(&mut relay);
+        assert!(matches!(outcome, Err(Error::AnotherPublisher)), "{outcome:?}");
+    }
+
+    #[test]
+    fn versions_of_a_server_have_its_epoch_for_their_origin_behind_any_relays() {
+        let (_server, address) = server(&Address::random(), 1.0);
+        let near = relay_of(&address);
+        let far = relay_of(near.address());
+        let fresh = |owner: &Address| {
+            let mut reader = Reader::connect(Shm::new(), owner, ReaderOptions::default(), PATIENCE).unwrap();
+            *reader.snapshot(Wanted::newest(), PATIENCE).unwrap().fresh()
+        };
+        let own = fresh(&address);
+        assert_eq!(own.origin, 0);
+        for relay in [&near, &far] {
+            let passed = fresh(relay.address());
+            assert_eq!(passed.origin, own.epoch);
+            assert_ne!(passed.epoch, own.epoch);
         }
     }
 
