@@ -13,8 +13,9 @@ use super::{COMPUTE, Cluster, DOWNTIME, LIFETIME, Problem, SimError, Until, nano
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{SchemeConfig, ServerScheme, WorkerEvent, WorkerScheme};
 
-/// Most actions of a server's scheme at one instant, and most refreshes of a worker's between two computations. More
-/// than any job has gradients to act on: a scheme that asks for so many would never end.
+/// Most actions of a server's scheme at one instant, most refreshes of a worker's between two computations, and most
+/// times that schemes are woken at one instant. More than any job has gradients to act on: a scheme that asks for so
+/// many would never end.
 pub(super) const ACTIONS_MAX: u32 = 1 << 20;
 
 pub(super) struct SimEngine<'a> {
@@ -36,6 +37,8 @@ pub(super) struct SimEngine<'a> {
     pub(super) local_steps: u16,
     /// Clocks of a round, where workers average.
     period: u64,
+    /// The instant at which a scheme was woken last, and how often that was at this instant.
+    wakes: (u64, u32),
     pub(super) is_over: bool,
 }
 
@@ -115,6 +118,7 @@ impl<'a> SimEngine<'a> {
                 Some(SchemeConfig::DsSync { period, .. }) => period.max(1).into(),
                 _ => 1,
             },
+            wakes: (0, 0),
             is_over: false,
         }
     }
@@ -223,9 +227,26 @@ impl<'a> SimEngine<'a> {
                 self.workers[change.workers].iter_mut().for_each(|worker| worker.factor *= change.factor);
                 Ok(())
             }
-            AgendaEvent::WakeServer => self.wake_server(),
-            AgendaEvent::WakeWorker { worker, incarnation } => self.wake_worker(worker as usize, incarnation),
+            AgendaEvent::WakeServer => {
+                self.count_wake(now)?;
+                self.wake_server()
+            }
+            AgendaEvent::WakeWorker { worker, incarnation } => {
+                self.count_wake(now)?;
+                self.wake_worker(worker as usize, incarnation)
+            }
         }
+    }
+
+    /// A scheme whose time to be woken does not move on keeps time itself from moving on.
+    fn count_wake(&mut self, now: u64) -> Result<(), SimError> {
+        let (at, count) = self.wakes;
+        self.wakes = (now, if at == now { count + 1 } else { 1 });
+        if self.wakes.1 > ACTIONS_MAX {
+            let what = format!("it asks to be woken more than {ACTIONS_MAX} times at one instant");
+            return Err(self.broken(what));
+        }
+        Ok(())
     }
 
     /// Takes a worker in; only the server is told yet.

@@ -302,3 +302,52 @@ fn a_scheme_that_waits_for_ever_is_found_out() {
     let error = jittery(SchemeConfig::Bsp, 7).run_with(server, &mut |_| Box::new(Waits)).unwrap_err();
     assert!(matches!(error, SimError::Stuck { seed: 7, .. }), "{error}");
 }
+
+/// One whose time to be woken has always passed.
+struct Restless<S>(S);
+
+impl ServerScheme for Restless<Box<dyn ServerScheme>> {
+    fn handle_event(&mut self, now: Instant, event: ServerEvent) {
+        self.0.handle_event(now, event);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Some(Instant::from_nanos(0))
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        self.0.poll_action(shares)
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        self.0.smallest_clock()
+    }
+}
+
+impl WorkerScheme for Restless<Box<dyn WorkerScheme>> {
+    fn handle_event(&mut self, now: Instant, event: WorkerEvent) {
+        self.0.handle_event(now, event);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Some(Instant::from_nanos(0))
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        self.0.poll_action()
+    }
+}
+
+#[test]
+fn a_scheme_that_is_to_be_woken_without_end_is_found_out() {
+    let scheme = SchemeConfig::Bsp;
+    let server = || scheme.server(4).unwrap();
+    let at_server = jittery(scheme, 1).run_with(Box::new(Restless(server())), &mut |_| scheme.worker());
+    let at_worker = jittery(scheme, 1).run_with(server(), &mut |_| Box::new(Restless(scheme.worker())));
+    for outcome in [at_server, at_worker] {
+        match outcome {
+            Err(SimError::Broken { what, .. }) => assert!(what.contains("asks to be woken"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
