@@ -4,6 +4,7 @@
 //!
 //! `cargo bench --bench flood -- --seconds 30`; the seconds are those of each flood at each listener.
 
+mod arguments;
 #[path = "../tests/network/besieged.rs"]
 mod besieged;
 #[path = "../tests/network/flood.rs"]
@@ -21,15 +22,14 @@ const TURN: Duration = Duration::from_secs(3);
 /// Time between two joins of an honest worker within a turn.
 const JOIN_EVERY: Duration = Duration::from_millis(500);
 
+const USAGE: &str = "usage: cargo bench --bench flood -- [--seconds N]";
+
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = arguments::given(USAGE);
     let seconds = match arguments.as_slice() {
         [] => 30,
         [option, seconds] if option == "--seconds" => seconds.parse().expect("a number of seconds"),
-        _ => {
-            eprintln!("usage: cargo bench --bench flood -- [--seconds N]");
-            std::process::exit(2);
-        }
+        _ => arguments::misused(USAGE),
     };
     println!(
         "listener flood    alone/s  busy/s  flood/s  flood:alone  flood:busy  connections/s  joins: median, most (ms)"

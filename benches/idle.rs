@@ -6,6 +6,8 @@
 //! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart
 //! from that of its peers.
 
+mod arguments;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -28,17 +30,13 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(15);
 const USAGE: &str = "usage: cargo bench --bench idle -- [--seconds N]";
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = arguments::given(USAGE);
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["own", kind, "shm", idle, peers] => own(Shm::new(), Address::random(), kind, idle, peers),
         ["own", kind, "tcp", idle, peers] => own(Tcp::new(), loopback(), kind, idle, peers),
         [] => measure(10),
         ["--seconds", seconds] => measure(seconds.parse().expect("a number of seconds")),
-        ["--help" | "-h"] => println!("{USAGE}"),
-        _ => {
-            eprintln!("{USAGE}");
-            std::process::exit(2);
-        }
+        _ => arguments::misused(USAGE),
     }
 }
 

@@ -4,6 +4,8 @@
 //! bytes of memory per parameter, and 4 more per gradient beyond four. Folds and triads take turns within a round, so
 //! that a busy machine is busy for both.
 
+mod arguments;
+
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -15,11 +17,17 @@ use slackline::optim::{AdamParameters, Optimizer};
 /// Works on its thread's part of every array.
 type Run = fn(&[VolatileSlice<'_>]);
 
+const USAGE: &str = "usage: cargo bench --bench kernel -- [PARAMETERS] [ROUNDS] [GRADIENTS]";
+
 fn main() {
-    let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<usize>().ok());
-    let parameters = numbers.next().unwrap_or(100_000_000);
-    let rounds = numbers.next().unwrap_or(5);
-    let k = numbers.next().unwrap_or(4);
+    let (mut sizes, arguments) = ([100_000_000, 5, 4], arguments::given(USAGE));
+    if arguments.len() > sizes.len() {
+        arguments::misused(USAGE);
+    }
+    for (size, argument) in sizes.iter_mut().zip(&arguments) {
+        *size = argument.parse().ok().filter(|size| *size > 0).unwrap_or_else(|| arguments::misused(USAGE));
+    }
+    let [parameters, rounds, k] = sizes;
     // Parameters and two states, from and to, then the gradients.
     let arrays: Vec<HostMemory> =
         (0..6 + k).map(|_| HostMemory::anonymous(parameters * 4).expect("memory")).collect();

@@ -6,6 +6,7 @@
 //! headers and acknowledgements; messages are measured out by that. It takes root, or user namespaces, and `ip` and
 //! `tc` of iproute2: `cargo bench --bench racks -- [--repeat N]`.
 
+mod arguments;
 #[expect(dead_code, reason = "used by tests")]
 #[path = "../tests/network/namespaces.rs"]
 mod namespaces;
@@ -75,17 +76,16 @@ const CASES: [Case; 3] = [
     },
 ];
 
+const USAGE: &str = "usage: cargo bench --bench racks -- [--repeat N]";
+
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = arguments::given(USAGE);
     let repeat: usize = match arguments.as_slice() {
         [] => 5,
         [option, count] if option == "--repeat" => {
             count.parse().ok().filter(|count| *count > 0).expect("a number of runs")
         }
-        _ => {
-            eprintln!("usage: cargo bench --bench racks -- [--repeat N]");
-            std::process::exit(2);
-        }
+        _ => arguments::misused(USAGE),
     };
     // The other members would wait for one that has failed.
     std::panic::set_hook(Box::new(|failure| {

@@ -5,6 +5,7 @@
 //! `cargo bench --bench weights -- [visible | chain | crowd] [--repeat N]`. The last two take root, or user name
 //! spaces, and `ip` and `tc` of iproute2.
 
+mod arguments;
 #[path = "weights/chain.rs"]
 mod chain;
 #[path = "weights/crowd.rs"]
@@ -21,15 +22,17 @@ use std::time::Duration;
 /// Longest time that anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+const USAGE: &str = "usage: cargo bench --bench weights -- [visible | chain | crowd] [--repeat N]";
+
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = arguments::given(USAGE);
     let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let repeat = match arguments.iter().position(|argument| *argument == "--repeat") {
         None => 15,
         Some(at) => {
             let count = arguments.get(at + 1).and_then(|count| count.parse().ok()).filter(|count| *count > 0);
             arguments.drain(at..(at + 2).min(arguments.len()));
-            count.unwrap_or_else(|| usage())
+            count.unwrap_or_else(|| arguments::misused(USAGE))
         }
     };
     match arguments.as_slice() {
@@ -45,13 +48,8 @@ fn main() {
         ["crowd"] => crowd::measure(),
         ["read", address] => visible::read(address),
         ["times", address, pulls] => times::print(address, pulls.parse().expect("a number of pulls")),
-        _ => usage(),
+        _ => arguments::misused(USAGE),
     }
-}
-
-fn usage() -> ! {
-    eprintln!("usage: cargo bench --bench weights -- [visible | chain | crowd] [--repeat N]");
-    std::process::exit(2);
 }
 
 /// The median of some figures, and the least and the most.
