@@ -81,7 +81,8 @@ pub struct Fresh {
     /// The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
     /// server.
     pub published_ns: u64,
-    /// The incarnation of the publisher or, by way of a relay, of the server that made the version; 0 from a server itself.
+    /// The incarnation of the publisher or, by way of a relay, of the server that made the version; 0 from a server
+    /// itself.
     pub origin: u64,
 }
 
