@@ -76,6 +76,8 @@ struct HeldMessage {
     page: RemoteSlice,
     /// The version to be named, once the message before it has arrived.
     version: Option<Version>,
+    /// The newest version that was to be named.
+    newest: Version,
     outstanding: bool,
 }
 
@@ -155,7 +157,8 @@ impl<E: Endpoint> Link<E> {
         let words = own_words(&welcome, grants)?;
         let pins = Pins::new(&endpoint, &source, &words.page).ok();
         pull.pin_by(own_page::pin(&words.page)?, pins.as_ref().is_some_and(Pins::are_on_host));
-        let held = HeldMessage { page: words.page, version: None, outstanding: false };
+        let held =
+            HeldMessage { page: words.page, version: None, newest: Version::new(0), outstanding: false };
         let probe = Probe {
             mapped: endpoint.map(&words.line),
             line: words.line,
@@ -277,9 +280,12 @@ impl<E: Endpoint> Link<E> {
         Ok(())
     }
 
-    /// Tells the owner that this peer holds `version`, as soon as the queue has room.
+    /// Tells the owner that this peer holds `version`, as soon as the queue has room, unless it has said so of a newer
+    /// one.
     pub(super) fn say_held(&mut self, version: Version) {
-        self.held.version = Some(version);
+        if version >= self.held.newest {
+            (self.held.version, self.held.newest) = (Some(version), version);
+        }
     }
 
     /// Tells the owner that this peer holds `version`: now if the queue has room, else as soon as it has.

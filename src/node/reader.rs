@@ -385,16 +385,20 @@ impl<T: Transport> Reader<T> {
     pub fn bytes(&self) -> Result<&[u8], Error> {
         let out_of_turn =
             Error::OutOfTurn { operation: "read the copy", reason: "nothing is copied yet: refresh first" };
-        let (Some(buffer), Some(_)) = (&self.copy, self.held) else { return Err(out_of_turn) };
+        let Some(buffer) = &self.copy else { return Err(out_of_turn) };
         let bytes = buffer.bytes().ok_or(Error::InFlight { what: "copy" })?;
-        Ok(&bytes[..self.copy_bytes()])
+        match self.held {
+            Some(_) => Ok(&bytes[..self.copy_bytes()]),
+            None => Err(out_of_turn),
+        }
     }
 
     /// Has refreshes copy into memory of the caller's from now on. It is registered here, and must be as long as a
     /// copy. [`bytes`](Self::bytes) lends it, and is an error until the next refresh has ended.
     ///
     /// From the begin of a refresh until its end no other code may read or write the memory, and while a slice that
-    /// [`bytes`](Self::bytes) has lent is alive none may write it.
+    /// [`bytes`](Self::bytes) has lent is alive none may write it. Requests of a refresh that has failed or was abandoned
+    /// may go on writing: the memory is then this reader's until a later refresh has ended, or its owner was dropped.
     ///
     /// # Errors
     /// The memory has another length, or cannot be registered with the device; refreshes then go on as before.
@@ -595,8 +599,9 @@ impl<T: Transport> Reader<T> {
 
     /// Copies the version that is `wanted` into the caller's own memory, `into`, which is as long as a copy, waiting at
     /// most `timeout`. It comes straight out of the owner's memory where that is mapped, and elsewhere, or if checksums
-    /// are to be checked or exactly one version is wanted, by way of this reader's copy. After an error `into` may hold
-    /// anything.
+    /// are to be checked, by way of this reader's copy. Where exactly one version is wanted, or the copy is in memory of
+    /// the caller's ([`use_memory`](Self::use_memory)), that copy stays as it is, and the version comes by way of a
+    /// snapshot. After an error `into` may hold anything.
     ///
     /// # Errors
     /// [`Error::Length`]: `into` is not as long as a copy. Those of [`refresh`](Self::refresh) and of
@@ -611,9 +616,9 @@ impl<T: Transport> Reader<T> {
             // A copy at hand that is older than what another read has got is not kept.
             let oldest = self.link.pull.no_older(Bound::NONE).version;
             loop {
-                self.begin(wanted.no_older(oldest), None);
-                let copied = complete(self.finish(deadline - self.runtime.now()))
-                    .and_then(|fresh| self.copied_into(into, fresh, wanted, deadline));
+                let copied = self
+                    .copy_into(into, wanted.no_older(oldest), deadline)
+                    .and_then(|fresh| self.within_by_now(fresh, wanted, deadline));
                 match copied {
                     Ok(Some(fresh)) => return Ok(fresh),
                     Ok(None) if self.runtime.now() >= deadline => {
@@ -658,15 +663,29 @@ impl<T: Transport> Reader<T> {
         }
     }
 
-    /// Copies the reader's copy into the caller's memory; `None` if it is too far behind by then.
-    fn copied_into(
+    /// Copies a version that is wanted into the caller's memory, by way of memory of this reader's.
+    fn copy_into(&mut self, into: &mut [u8], wanted: Wanted, deadline: Instant) -> Result<Fresh, Error> {
+        let left = deadline - self.runtime.now();
+        // Memory of the caller's is written by refreshes alone, and may hold no version. One version by its number may
+        // be older than what a refresh has got.
+        if self.is_callers || wanted.exact().is_some() {
+            let snapshot = self.snapshot(wanted, left)?;
+            into.copy_from_slice(snapshot.bytes());
+            return Ok(*snapshot.fresh());
+        }
+        self.begin(wanted, None);
+        let fresh = complete(self.finish(left))?;
+        into.copy_from_slice(self.bytes()?);
+        Ok(fresh)
+    }
+
+    /// A copy in the caller's memory; `None` if it is too far behind by now.
+    fn within_by_now(
         &mut self,
-        into: &mut [u8],
         fresh: Fresh,
         wanted: Wanted,
         deadline: Instant,
     ) -> Result<Option<Fresh>, Error> {
-        into.copy_from_slice(self.bytes()?);
         let Some(most_behind) = wanted.most_behind() else {
             return Ok(Some(Fresh { copied: true, ..fresh }));
         };

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use slackline::scheme::SchemeConfig;
-use slackline::weights::{DeltaOptions, Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::weights::{DeltaOptions, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{Address, CallerMemory, ElementType, Error, Shm, Table, Tcp, Transport, VersionTag, Worker};
 
 use crate::only_worker::{ELEMENTS, TIMEOUT, with_worker};
@@ -121,6 +121,33 @@ fn a_copy_in_memory_of_the_caller_is_never_brought_on_by_differences() {
         assert_eq!(reader.bytes().unwrap(), bytes);
         // SAFETY: no refresh is under way, and no slice of the memory is alive.
         unsafe { tensor.pointer.add(100).write(0) };
+    }
+}
+
+/// Its owner may write it between two refreshes, and read it while something else is pulled.
+#[test]
+fn a_pull_neither_reads_nor_writes_the_memory_that_refreshes_go_to() {
+    let table = Table::flat(64, ElementType::Bf16).unwrap();
+    let at = "127.0.0.1:0".parse().unwrap();
+    let publisher = Publisher::new(Tcp::new(), &at, table, PublisherOptions::default()).unwrap();
+    let publisher = publisher.into_background().unwrap();
+    let publish = |number: u8| publisher.publish(&[number; 128], VersionTag::default(), TIMEOUT).unwrap();
+    let mut reader =
+        Reader::connect(Tcp::new(), &publisher.address(), ReaderOptions::default(), TIMEOUT).unwrap();
+    let tensor = Tensor::new(128);
+    reader.use_memory(tensor.lend()).unwrap();
+    publish(1);
+    reader.refresh(0, TIMEOUT).unwrap();
+    // SAFETY: no refresh is under way, and no slice of the memory is alive.
+    unsafe { tensor.pointer.write(9) };
+    for number in 1..=2 {
+        let mut pulled = [0; 128];
+        let wanted = Wanted::newest().max_staleness(0);
+        assert_eq!(reader.pull_into(&mut pulled, wanted, TIMEOUT).unwrap().version.get(), u64::from(number));
+        assert_eq!(pulled, [number; 128]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { [tensor.pointer.read(), tensor.pointer.add(1).read()] }, [9, 1]);
+        publish(2);
     }
 }
 
