@@ -9,11 +9,11 @@ use std::sync::Arc;
 use self::passing::InTree;
 #[cfg_attr(not(feature = "sim"), allow(unused_imports, reason = "a simulator drives it by itself"))]
 pub(crate) use self::passing::Passing;
-use self::passing::RelayState;
+use self::passing::{RelayReport, RelayState};
 use super::runtime::complete;
 use super::{Error, PublisherOptions, ReaderStatus};
 use crate::clock::Version;
-use crate::mem::OwnThread;
+use crate::mem::{ForkGuard, OwnThread};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
@@ -53,6 +53,7 @@ pub struct Relay {
     address: Address,
     state: Arc<RelayState>,
     thread: Option<OwnThread>,
+    guard: ForkGuard,
 }
 
 /// Time between two attempts of a relay to begin, or of one in a tree to begin again.
@@ -163,7 +164,7 @@ impl Relay {
             }
         });
         let thread = thread.map_err(|source| Error::Thread { what: "the relay", source })?;
-        Ok(Relay { address, state, thread: Some(thread) })
+        Ok(Relay { address, state, thread: Some(thread), guard: ForkGuard::new() })
     }
 
     /// Returns the address at which readers reach this relay.
@@ -171,19 +172,24 @@ impl Relay {
         &self.address
     }
 
-    /// The newest version that it serves.
+    /// What the relay's thread has told last. In a forked child, where its lock may be held for ever, that is nothing.
+    fn told<R: Default>(&self, look: impl FnOnce(&RelayReport) -> R) -> R {
+        if self.guard.is_inherited() { R::default() } else { look(&self.state.report()) }
+    }
+
+    /// The newest version that it serves; 0 in a forked child, which serves none.
     pub fn version(&self) -> Version {
-        self.state.report().version
+        self.told(|report| report.version)
     }
 
     /// The readers that are in, each with the version that it holds.
     pub fn readers(&self) -> Vec<ReaderStatus> {
-        self.state.report().readers.clone()
+        self.told(|report| report.readers.clone())
     }
 
     /// The reason why it has ended, if it has.
     pub fn failure(&self) -> Option<Arc<Error>> {
-        self.state.report().failure.clone()
+        self.told(|report| report.failure.clone())
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     MAX_PENDING_HANDSHAKES, Offer, Received, Refusal, RegisterError, Simulator, Transport,
 };
 use crate::cuda::{Gpu, GpuMemory};
-use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
+use crate::mem::{Access, ForkGuard, HostMemory, LocalSlice, MemoryRegion};
 use crate::time::{Duration, Instant};
 
 /// Begins a message before which a name stands: its length, a byte, and the name follow.
@@ -55,7 +55,7 @@ type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 pub struct Tables<T: Transport> {
     transport: T,
     address: Address,
-    hub: Arc<Mutex<SharedListener<T>>>,
+    hub: Arc<Hub<T>>,
 }
 
 impl<T: Transport + Clone> Tables<T> {
@@ -66,8 +66,7 @@ impl<T: Transport + Clone> Tables<T> {
     pub fn listen(transport: T, address: &Address) -> Result<Tables<T>, ConnectError> {
         let listener = transport.listen(address)?;
         let address = listener.address();
-        let hub = Arc::new(Mutex::new(SharedListener { listener, tables: BTreeMap::new() }));
-        Ok(Tables { transport, address, hub })
+        Ok(Tables { transport, address, hub: Hub::new(listener) })
     }
 
     /// The address at which all tables are reached.
@@ -75,9 +74,12 @@ impl<T: Transport + Clone> Tables<T> {
         &self.address
     }
 
-    /// The names of the tables that are served now.
+    /// The names of the tables that are served now; none in a forked child, which serves none.
     pub fn names(&self) -> Vec<String> {
-        lock(&self.hub).tables.keys().map(|name| name.to_string()).collect()
+        if self.hub.guard.is_inherited() {
+            return Vec::new();
+        }
+        self.hub.lock().tables.keys().map(|name| name.to_string()).collect()
     }
 
     /// The transport for a [`Publisher`](crate::node::Publisher) or a [`Relay`](crate::node::Relay) that serves the
@@ -94,7 +96,7 @@ pub struct Named<T: Transport> {
     transport: T,
     name: Arc<str>,
     /// The listener that is shared; `None` for one of its own.
-    hub: Option<Arc<Mutex<SharedListener<T>>>>,
+    hub: Option<Arc<Hub<T>>>,
 }
 
 impl<T: Transport + Clone> Clone for Named<T> {
@@ -132,17 +134,19 @@ impl<T: Transport> Transport for Named<T> {
         check(&self.name, "listen", address)?;
         let hub = match &self.hub {
             Some(hub) => Arc::clone(hub),
-            None => {
-                let listener = self.transport.listen(address)?;
-                Arc::new(Mutex::new(SharedListener { listener, tables: BTreeMap::new() }))
-            }
+            None => Hub::new(self.transport.listen(address)?),
         };
-        let mut sharing = lock(&hub);
+        let operation = "listen";
+        if hub.guard.is_inherited() {
+            let source = io::Error::other("this process was forked from the one that listens there");
+            let (address, remedy) = (address.clone(), "make `Tables` in the child itself");
+            return Err(ConnectError::System { operation, address, source, remedy });
+        }
+        let mut sharing = hub.lock();
         if sharing.tables.contains_key(&self.name) {
             let taken = format!("a table called `{}` is served there already", self.name);
             let source = io::Error::new(io::ErrorKind::AddrInUse, taken);
-            let (operation, address) = ("listen", sharing.listener.address());
-            let remedy = "give each table a name of its own";
+            let (address, remedy) = (sharing.listener.address(), "give each table a name of its own");
             return Err(ConnectError::System { operation, address, source, remedy });
         }
         sharing.tables.insert(self.name.clone(), VecDeque::new());
@@ -208,8 +212,23 @@ impl<T: Transport> std::fmt::Debug for SharedListener<T> {
     }
 }
 
-fn lock<T: Transport>(hub: &Mutex<SharedListener<T>>) -> MutexGuard<'_, SharedListener<T>> {
-    hub.lock().unwrap_or_else(PoisonError::into_inner)
+/// The listener behind its lock, which a thread of the process may hold when that forks: in the child it may be held for
+/// ever.
+#[derive(Debug)]
+struct Hub<T: Transport> {
+    guard: ForkGuard,
+    shared: Mutex<SharedListener<T>>,
+}
+
+impl<T: Transport> Hub<T> {
+    fn new(listener: T::Listener) -> Arc<Hub<T>> {
+        let shared = Mutex::new(SharedListener { listener, tables: BTreeMap::new() });
+        Arc::new(Hub { guard: ForkGuard::new(), shared })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SharedListener<T>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<T: Transport> SharedListener<T> {
@@ -252,7 +271,7 @@ impl<T: Transport> SharedListener<T> {
 
 /// The side of one owner of a listener that may be shared.
 pub struct NamedListener<T: Transport> {
-    hub: Arc<Mutex<SharedListener<T>>>,
+    hub: Arc<Hub<T>>,
     name: Arc<str>,
     is_shared: bool,
 }
@@ -262,39 +281,41 @@ impl<T: Transport> Listener for NamedListener<T> {
     type Incoming = NamedIncoming<T>;
 
     fn address(&self) -> Address {
-        lock(&self.hub).listener.address()
+        self.hub.lock().listener.address()
     }
 
     fn poll(&mut self, now: Instant) -> Option<NamedIncoming<T>> {
-        let mut hub = lock(&self.hub);
+        let mut hub = self.hub.lock();
         hub.sort(now);
         hub.tables.get_mut(&self.name)?.pop_front()
     }
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         // What is done for one of those that share it would wake any of them.
-        if self.is_shared { Ok(false) } else { lock(&self.hub).listener.be_notified() }
+        if self.is_shared { Ok(false) } else { self.hub.lock().listener.be_notified() }
     }
 
     fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
         // Nor can they tell whom a peer arrives for.
-        if self.is_shared { None } else { lock(&self.hub).listener.watch_arrivals() }
+        if self.is_shared { None } else { self.hub.lock().listener.watch_arrivals() }
     }
 
     fn has_caught_up(&mut self) -> bool {
-        lock(&self.hub).listener.has_caught_up()
+        self.hub.lock().listener.has_caught_up()
     }
 
     fn wait(&mut self, timeout: Duration) {
         if !self.is_shared {
-            lock(&self.hub).listener.wait(timeout);
+            self.hub.lock().listener.wait(timeout);
         }
     }
 }
 
 impl<T: Transport> Drop for NamedListener<T> {
     fn drop(&mut self) {
-        lock(&self.hub).tables.remove(&self.name);
+        if !self.hub.guard.is_inherited() {
+            self.hub.lock().tables.remove(&self.name);
+        }
     }
 }
 

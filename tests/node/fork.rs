@@ -10,10 +10,10 @@ use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
 use slackline::internals::transport::tcp::{TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 use slackline::internals::transport::{Capabilities, Listener, Offer, RegisterError};
 use slackline::scheme::{Bound, SchemeConfig};
-use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay};
 use slackline::{
     Address, ConnectError, ElementType, Error, Idle, Instant, Server, ServerOptions, ShardOptions, Shm,
-    Table, Tcp, Transport, Version,
+    Table, Tables, Tcp, Transport, Version,
 };
 
 use crate::only_worker::TIMEOUT;
@@ -68,6 +68,36 @@ fn a_child_that_drops_what_has_threads_leaves_them_to_its_parent() {
     let options = PublisherOptions::default();
     let publisher = Publisher::new(Shm::new(), &Address::random(), table(), options).unwrap();
     drop_in_a_child(publisher.into_background().unwrap());
+}
+
+/// Their locks may be held by a thread that a child does not have.
+#[test]
+fn a_child_asks_no_thread_of_its_parents_for_relays_and_tables() {
+    let tables = Tables::listen(Shm::new(), &Address::random()).unwrap();
+    let table = Table::flat(BYTES as u64 / 4, ElementType::F32).unwrap();
+    let publish = |number| {
+        let options = PublisherOptions { begin_at: Version::new(number), ..PublisherOptions::default() };
+        Publisher::new(tables.named("base"), tables.address(), table.clone(), options)
+    };
+    let publisher = publish(7).unwrap().into_background().unwrap();
+    let named = slackline::Named::new(Shm::new(), "base");
+    let (upstream, at) = ([tables.address().clone()], Address::random());
+    let relay = Relay::start(named, &upstream, &at, PublisherOptions::default(), TIMEOUT).unwrap();
+    let deadline = std::time::Instant::now() + TIMEOUT;
+    while relay.version() != Version::new(7) {
+        assert!(std::time::Instant::now() < deadline, "the relay has no version");
+        std::thread::yield_now();
+    }
+    in_a_child(|| {
+        let refused = matches!(publish(8), Err(Error::Connect(ConnectError::System { .. })));
+        vec![
+            relay.version() == Version::new(0),
+            tables.names().is_empty(),
+            relay.failure().is_none(),
+            refused,
+        ]
+    });
+    assert_eq!((tables.names(), publisher.version()), (vec!["base".to_owned()], Version::new(7)));
 }
 
 /// A publisher and a reader of it in this process.
