@@ -151,6 +151,20 @@ fn people_get_a_table_and_the_file_gets_the_json() {
 }
 
 #[test]
+fn a_table_that_cannot_be_printed_keeps_no_measurement_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.json");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.args(["bench", "--op", "memcpy", "--bytes", "64,128", "--json"]).arg(&file).args(FEW);
+    let output = command.stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("stdout"), "the cause is told");
+    let kept: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    assert_eq!(kept.as_array().map(Vec::len), Some(2), "{kept}");
+}
+
+#[test]
 fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
     let cases: [(&[&str], &str, &str); 43] = [
         (&[], "--op", "--help"),

@@ -30,6 +30,12 @@ fn each_process_is_told_its_rank_the_size_and_where_to_meet() {
 }
 
 #[test]
+fn a_job_of_one_rank_starts_its_own_processes() {
+    let output = launch("1", &format!("{} train --epochs 1", env!("CARGO_BIN_EXE_slackline")));
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
 fn the_secret_of_the_job_replaces_one_in_a_file() {
     let output = launch("1", "test -z \"$SLACKLINE_SECRET_FILE\"");
     assert!(output.status.success(), "{output:?}");

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -21,8 +22,13 @@ fn ports(count: u16) -> Vec<String> {
         let RendezvousEndpoint { port: first, .. } = RendezvousEndpoint::free(host.into()).unwrap();
         first..first + count
     };
-    let are_free = |ports: &Range<u16>| ports.clone().all(|port| TcpListener::bind((host, port)).is_ok());
+    // Those of the other tests, whose processes may not listen yet, are not free.
+    static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_free = |port| !given.contains(&port) && TcpListener::bind((host, port)).is_ok();
+    let are_free = |ports: &Range<u16>| ports.clone().all(is_free);
     let ports = (0..100).map(some).find(are_free).expect("there are free ports side by side");
+    given.extend(ports.clone());
     ports.map(|port| format!("{host}:{port}")).collect()
 }
 
@@ -62,6 +68,17 @@ fn processes_that_are_awaited_do_not_count_as_lost() {
     assert_eq!(text.matches("state=\"joining\"").count(), 3, "{text}");
     assert!(!text.contains("state=\"lost\""), "{text}");
     drop(run);
+}
+
+#[test]
+fn ranks_whose_launcher_does_not_count_them_by_host_serve_metrics_apart() {
+    let nodes = ports(4);
+    let output = Command::new(env!("CARGO_BIN_EXE_slackline"))
+        .args(["launch", "-n", "3", "--", env!("CARGO_BIN_EXE_slackline"), "train", "--epochs", "1"])
+        .args(["--metrics", &nodes[0]])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

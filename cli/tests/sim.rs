@@ -94,6 +94,15 @@ fn a_sweep_runs_every_combination() {
     assert_eq!(rows[4]["trace_hash"], alone["trace_hash"], "a point of the grid is a run of its own");
 }
 
+/// Worker 0 of this run never waits.
+#[test]
+fn no_worker_waits_for_less_than_no_time() {
+    let run = json(&["--workers", "2", "--clocks", "3"]);
+    let waiting: Vec<_> =
+        run["of_workers"].as_array().unwrap().iter().map(|worker| &worker["waiting"]).collect();
+    assert_eq!(waiting, [0.0, 0.0]);
+}
+
 #[test]
 fn every_problem_is_learnt() {
     for problem in ["quadratic", "softmax", "mlp", "factorisation", "logistic"] {
@@ -207,6 +216,8 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     let error = "error: --sweep, at workers=0: --workers cannot be 0\nhelp: ";
     misused(&["--sweep", "workers=4,0"], error, "1 to 1000000");
     misused(&["--sweep", "colour=red"], "colour", "--help");
+    let groups = ["--scheme", "ds-sync", "--workers", "4", "--sweep", "replay=0.1,0.2"];
+    misused(&groups, "--replay: ds-sync has no server", "another scheme");
     misused(&["--reproduce", "everything"], "--reproduce", "bap");
     misused(&["--json", "/nowhere/x.json"], "--json", "mkdir");
 }

@@ -377,6 +377,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
         (&["--scheme", "ds-sync", "--servers", "1"], "--servers 1: ds-sync has none", "leave --servers out"),
         (&["--scheme", "ds-sync", "--restarts", "1"], "--restarts: ds-sync has no server", "leave"),
         (&["--scheme", "ds-sync", "--moments"], "--moments: ds-sync has no server", "leave"),
+        (&["--scheme", "ds-sync", "--non-finite", "drop"], "--non-finite: ds-sync has no server", "leave"),
         (&["--scheme", "ds-sync", "--encoding", "bf16"], "--encoding: ds-sync has no server", "leave"),
         (&["--scheme", "ds-sync", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "leave"),
         (&["--scheme", "k-async", "--read-my-writes", "--optimizer", "sgd"], "under k-async what", "use bsp"),

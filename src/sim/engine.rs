@@ -361,7 +361,8 @@ impl<'a> SimEngine<'a> {
         for worker in &mut self.workers {
             worker.end(now);
             let (computing, wasted) = (seconds(worker.computed_nanos), seconds(worker.wasted_nanos));
-            let waiting = seconds(worker.present_nanos) - computing - wasted;
+            let busy = worker.computed_nanos + worker.wasted_nanos;
+            let waiting = seconds(worker.present_nanos.saturating_sub(busy));
             report.of_workers.push(OfWorker { clocks: worker.published, computing, wasted, waiting });
         }
         report

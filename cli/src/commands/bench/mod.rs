@@ -103,9 +103,10 @@ fn try_run(args: BenchArgs) -> Result<(), Failure> {
     }
     for bytes in &settings.sizes {
         match measure(&settings, remote.as_ref(), *bytes) {
-            Ok(measured) => results.add(measured)?,
+            Ok(measured) => results.add(measured),
             Err(error) => {
-                results.finish()?;
+                // What failed first is told.
+                let _written = results.finish();
                 let error = match &remote {
                     Some(remote) => remote.explain(error),
                     None => error,

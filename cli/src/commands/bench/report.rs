@@ -140,6 +140,8 @@ pub(super) struct Results<'a> {
     /// Several are to come, so that JSON is a list, even if it has one at the end.
     are_many: bool,
     all: Vec<Measured>,
+    /// The first row that could not be printed: what comes after it is measured and kept all the same.
+    unprinted: Option<Failure>,
 }
 
 impl Results<'_> {
@@ -148,25 +150,29 @@ impl Results<'_> {
         if let Some(file) = json.filter(|path| !is_stdout(path)) {
             output::check("--json", file)?;
         }
-        Ok(Results { json, are_many: count > 1, all: Vec::new() })
+        Ok(Results { json, are_many: count > 1, all: Vec::new(), unprinted: None })
     }
 
-    pub(super) fn add(&mut self, measured: Measured) -> Result<(), Failure> {
-        if !self.json.is_some_and(is_stdout) {
+    pub(super) fn add(&mut self, measured: Measured) {
+        if self.unprinted.is_none() && !self.json.is_some_and(is_stdout) {
             let heading = if self.all.is_empty() { line(&HEADING) } else { String::new() };
-            output::print(&(heading + &row(&measured)))?;
+            self.unprinted = output::print(&(heading + &row(&measured))).err();
         }
         self.all.push(measured);
-        Ok(())
     }
 
-    /// Writes all that comes behind the rows. Where nothing was measured, that is nothing.
+    /// Writes all that comes behind the rows. Where nothing was measured, that is nothing. The error is that of the
+    /// first text that could not be written.
     pub(super) fn finish(self) -> Result<(), Failure> {
-        let Results { json, are_many, all } = self;
+        let Results { json, are_many, all, unprinted } = self;
         if all.is_empty() {
             return Ok(());
         }
-        let noted = if json.is_some_and(is_stdout) { Ok(()) } else { output::print(&notes(&all)) };
+        let noted = match unprinted {
+            Some(failure) => Err(failure),
+            None if json.is_some_and(is_stdout) => Ok(()),
+            None => output::print(&notes(&all)),
+        };
         let Some(target) = json else { return noted };
         let text = match &all[..] {
             [one] if !are_many => serde_json::to_string_pretty(one),
@@ -176,7 +182,8 @@ impl Results<'_> {
         if is_stdout(target) {
             return output::print(&text);
         }
-        noted.and(output::keep("--json", target, &text))
+        let kept = output::keep("--json", target, &text);
+        noted.and(kept)
     }
 }
 

@@ -52,6 +52,10 @@ pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
     for (values, args) in &points {
         prepare(args).map_err(|failure| failure.at(point(&axes, values)))?;
     }
+    let schemes: Vec<_> = points.iter().map(|(_, args)| args.config()).collect::<Result<_, _>>()?;
+    for (values, args) in &points {
+        setup::check_server(args, &schemes).map_err(|failure| failure.at(point(&axes, values)))?;
+    }
     let reports = parallel::map("runs", &points, |(values, args)| {
         prepare(args).and_then(simulate).map_err(|failure| failure.at(point(&axes, values)))
     })?;

@@ -8,7 +8,7 @@ use slackline::{
 };
 
 use super::args::TrainArgs;
-use super::values::Idle;
+use super::values::{Idle, NonFiniteName};
 use crate::failure::Failure;
 use crate::scheme_args;
 use slackline_lab::model::ModelKind;
@@ -75,6 +75,9 @@ pub(super) fn check(
     }
     if args.moments {
         return alone("--moments", "and what is folded is parameters");
+    }
+    if args.non_finite != NonFiniteName::Allow {
+        return alone("--non-finite", "which would look at gradients");
     }
     if sleeps {
         return alone("--idle", "so no process waits for gradients");

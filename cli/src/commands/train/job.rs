@@ -21,8 +21,9 @@ pub(super) struct Job {
 pub(super) enum Starts {
     /// All of them.
     All,
-    /// The first server, or the first worker where there is none; the others are started elsewhere.
-    First { workers: usize, local_world: Option<u32> },
+    /// The first server, or the first worker where there is none; the others are started elsewhere, and this host has at
+    /// most so many ranks.
+    First { workers: usize, local_world: u32 },
     /// None.
     None,
 }
@@ -60,7 +61,7 @@ impl Job {
     pub(super) fn metrics_offset(&self, servers: usize, role: Role) -> u32 {
         match (self.starts, role) {
             // The ranks of this host have taken those in between.
-            (Starts::First { local_world, .. }, _) => local_world.unwrap_or(1),
+            (Starts::First { local_world, .. }, _) => local_world,
             (_, Role::Server(shard)) => 1 + shard,
             (_, Role::Worker(worker)) => 1 + servers as u32 + worker,
         }

@@ -42,8 +42,10 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     }
     let placement = env::placement(&args.job.rank.flags(), env::environment())
         .map_err(|error| Failure::refused(&error))?;
+    let has_rank = placement.is_some();
+    // A job of one rank is none.
     let Some(placement) = placement.filter(|placement| placement.world > 1) else {
-        if told.is_some() {
+        if told.is_some() && !has_rank {
             let what = "--rendezvous: without a rank nothing says which part this process has";
             let help =
                 "add --rank and --world-size, or --coordinate to be met by `slackline serve` and `work`";
@@ -76,7 +78,9 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     })?;
     tracing::info!(rank, world, source = %placement.source, %rendezvous, "placed by a launcher");
     if rank == 0 {
-        let starts = Starts::First { workers: workers as usize, local_world: placement.local_world };
+        // A launcher that does not say how many ranks are on this host has no more than all of them there.
+        let local_world = placement.local_world.unwrap_or(world);
+        let starts = Starts::First { workers: workers as usize, local_world };
         return coordinate(args, &rendezvous, starts, is_one_host);
     }
     let (role, role_rank) = match u64::from(rank) < servers {
