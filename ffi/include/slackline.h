@@ -2989,10 +2989,11 @@ slackline_status slackline_reader_connect(const char *address,
  * version has. `memory` is a multiple of 8, and over RDMA it is registered with the device. `slackline_reader_bytes`
  * is `SLACKLINE_STATUS_OUT_OF_TURN` until the next refresh.
  *
- * The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end, until
- * `release` (which may be NULL) is called with `context`: when other memory was given, `slackline_reader_select` was
- * called, or the reader was destroyed, and no request uses it any more. After a failure `release` was called, and the
- * reader has the memory that it had.
+ * The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end (until the
+ * end of a later one if it failed or was abandoned, since its requests may go on writing), until `release` (which may
+ * be NULL) is called with `context`: when other memory was given, `slackline_reader_select` was called, or the reader
+ * was destroyed, and no request uses it any more. After a failure `release` was called, and the reader has the memory
+ * that it had.
  */
 slackline_status slackline_reader_use_memory(struct slackline_reader *reader,
                                              void *memory,
@@ -3003,8 +3004,8 @@ slackline_status slackline_reader_use_memory(struct slackline_reader *reader,
 /**
  * Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
  * enough already is kept. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. After a failure there
- * may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` nothing is under way:
- * `slackline_reader_poll` goes on without waiting, and this call does not.
+ * may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` the refresh has ended;
+ * one that `slackline_reader_begin_refresh` begins goes on from call to call of `slackline_reader_poll`.
  */
 slackline_status slackline_reader_refresh(struct slackline_reader *reader,
                                           uint64_t max_staleness,

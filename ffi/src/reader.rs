@@ -142,11 +142,11 @@ pub unsafe extern "C" fn slackline_reader_connect(
 /// version has. `memory` is a multiple of 8, and over RDMA it is registered with the device. `slackline_reader_bytes`
 /// is `SLACKLINE_STATUS_OUT_OF_TURN` until the next refresh.
 ///
-/// The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end (until the end
-/// of a later one if it failed or was abandoned, since its requests may go on writing), until
-/// `release` (which may be NULL) is called with `context`: when other memory was given, `slackline_reader_select` was
-/// called, or the reader was destroyed, and no request uses it any more. After a failure `release` was called, and the
-/// reader has the memory that it had.
+/// The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end (until the
+/// end of a later one if it failed or was abandoned, since its requests may go on writing), until `release` (which may
+/// be NULL) is called with `context`: when other memory was given, `slackline_reader_select` was called, or the reader
+/// was destroyed, and no request uses it any more. After a failure `release` was called, and the reader has the memory
+/// that it had.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_use_memory(
     reader: *mut slackline_reader,

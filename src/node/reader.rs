@@ -397,8 +397,9 @@ impl<T: Transport> Reader<T> {
     /// copy. [`bytes`](Self::bytes) lends it, and is an error until the next refresh has ended.
     ///
     /// From the begin of a refresh until its end no other code may read or write the memory, and while a slice that
-    /// [`bytes`](Self::bytes) has lent is alive none may write it. Requests of a refresh that has failed or was abandoned
-    /// may go on writing: the memory is then this reader's until a later refresh has ended, or its owner was dropped.
+    /// [`bytes`](Self::bytes) has lent is alive none may write it. Requests of a refresh that has failed or was
+    /// abandoned may go on writing: the memory is then this reader's until a later refresh has ended, or its owner was
+    /// dropped.
     ///
     /// # Errors
     /// The memory has another length, or cannot be registered with the device; refreshes then go on as before.
@@ -599,8 +600,8 @@ impl<T: Transport> Reader<T> {
 
     /// Copies the version that is `wanted` into the caller's own memory, `into`, which is as long as a copy, waiting at
     /// most `timeout`. It comes straight out of the owner's memory where that is mapped, and elsewhere, or if checksums
-    /// are to be checked, by way of this reader's copy. Where exactly one version is wanted, or the copy is in memory of
-    /// the caller's ([`use_memory`](Self::use_memory)), that copy stays as it is, and the version comes by way of a
+    /// are to be checked, by way of this reader's copy. Where exactly one version is wanted, or the copy is in memory
+    /// of the caller's ([`use_memory`](Self::use_memory)), that copy stays as it is, and the version comes by way of a
     /// snapshot. After an error `into` may hold anything.
     ///
     /// # Errors

@@ -55,7 +55,7 @@ type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 pub struct Tables<T: Transport> {
     transport: T,
     address: Address,
-    hub: Arc<Hub<T>>,
+    hub: Arc<TableHub<T>>,
 }
 
 impl<T: Transport + Clone> Tables<T> {
@@ -66,7 +66,7 @@ impl<T: Transport + Clone> Tables<T> {
     pub fn listen(transport: T, address: &Address) -> Result<Tables<T>, ConnectError> {
         let listener = transport.listen(address)?;
         let address = listener.address();
-        Ok(Tables { transport, address, hub: Hub::new(listener) })
+        Ok(Tables { transport, address, hub: TableHub::new(listener) })
     }
 
     /// The address at which all tables are reached.
@@ -96,7 +96,7 @@ pub struct Named<T: Transport> {
     transport: T,
     name: Arc<str>,
     /// The listener that is shared; `None` for one of its own.
-    hub: Option<Arc<Hub<T>>>,
+    hub: Option<Arc<TableHub<T>>>,
 }
 
 impl<T: Transport + Clone> Clone for Named<T> {
@@ -134,7 +134,7 @@ impl<T: Transport> Transport for Named<T> {
         check(&self.name, "listen", address)?;
         let hub = match &self.hub {
             Some(hub) => Arc::clone(hub),
-            None => Hub::new(self.transport.listen(address)?),
+            None => TableHub::new(self.transport.listen(address)?),
         };
         let operation = "listen";
         if hub.guard.is_inherited() {
@@ -212,18 +212,18 @@ impl<T: Transport> std::fmt::Debug for SharedListener<T> {
     }
 }
 
-/// The listener behind its lock, which a thread of the process may hold when that forks: in the child it may be held for
-/// ever.
+/// The listener behind its lock, which a thread of the process may hold when that forks: in the child it may be held
+/// for ever.
 #[derive(Debug)]
-struct Hub<T: Transport> {
+struct TableHub<T: Transport> {
     guard: ForkGuard,
     shared: Mutex<SharedListener<T>>,
 }
 
-impl<T: Transport> Hub<T> {
-    fn new(listener: T::Listener) -> Arc<Hub<T>> {
+impl<T: Transport> TableHub<T> {
+    fn new(listener: T::Listener) -> Arc<TableHub<T>> {
         let shared = Mutex::new(SharedListener { listener, tables: BTreeMap::new() });
-        Arc::new(Hub { guard: ForkGuard::new(), shared })
+        Arc::new(TableHub { guard: ForkGuard::new(), shared })
     }
 
     fn lock(&self) -> MutexGuard<'_, SharedListener<T>> {
@@ -271,7 +271,7 @@ impl<T: Transport> SharedListener<T> {
 
 /// The side of one owner of a listener that may be shared.
 pub struct NamedListener<T: Transport> {
-    hub: Arc<Hub<T>>,
+    hub: Arc<TableHub<T>>,
     name: Arc<str>,
     is_shared: bool,
 }

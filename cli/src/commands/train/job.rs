@@ -21,8 +21,8 @@ pub(super) struct Job {
 pub(super) enum Starts {
     /// All of them.
     All,
-    /// The first server, or the first worker where there is none; the others are started elsewhere, and this host has at
-    /// most so many ranks.
+    /// The first server, or the first worker where there is none; the others are started elsewhere, and this host has
+    /// at most so many ranks.
     First { workers: usize, local_world: u32 },
     /// None.
     None,

@@ -96,7 +96,7 @@ mod tests {
         let (mut into, deadline) = ([0; BYTES], crate::node::now() + PATIENCE);
         let fresh = reader.refresh(0, PATIENCE).unwrap();
         publish(&publisher, 2);
-        let mut judge = |wanted: Wanted| reader.copied_into(&mut into, fresh, wanted, deadline);
+        let mut judge = |wanted: Wanted| reader.within_by_now(fresh, wanted, deadline);
         assert_eq!(judge(Wanted::newest().max_staleness(0)).unwrap(), None);
         let kept = judge(Wanted::newest().max_staleness(1)).unwrap().unwrap();
         assert_eq!((kept.version, kept.behind), (Version::new(1), 1));
