@@ -353,7 +353,7 @@ impl PyReaderStatus {
         self.0.peer
     }
 
-    /// The version that it has copied last, or had pinned until its pin ended, if there is one.
+    /// The newest version that it has copied, or had pinned until its pin ended, if there is one.
     #[getter]
     fn holds(&self) -> Option<u64> {
         self.0.holds.map(Version::get)
