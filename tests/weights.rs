@@ -15,6 +15,7 @@ mod weights {
     pub(super) mod plane;
     pub(super) mod relay;
     mod resume;
+    mod short_calls;
     pub(super) mod silence;
     mod slow_link;
     pub(super) mod tables;

@@ -70,7 +70,10 @@ impl Grouping {
         make: impl FnOnce(GroupMember<Fabric>) -> Result<GroupTrainer, Error>,
     ) -> Result<(), Failure> {
         match std::mem::replace(&mut self.state, State::Over) {
-            State::Member(member) => self.state = State::Trainer(Box::new(make(*member)?)),
+            State::Member(member) => {
+                let trainer = make(*member).map_err(|error| Failure::from(error).for_good())?;
+                self.state = State::Trainer(Box::new(trainer));
+            }
             state => self.state = state,
         }
         Ok(())

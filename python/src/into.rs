@@ -147,7 +147,7 @@ pub(crate) fn pull(
             let is_intact = check.is_intact();
             reading.reader.release();
             match is_intact {
-                true => newest_from(&mut reading.reader, 0, left),
+                true => newest_from(&mut reading.reader, 0, &mut None, left),
                 false => Ok(None),
             }
         })?;
@@ -192,8 +192,9 @@ fn pull_to_gpu(
 ) -> PyResult<(Facts, Asked)> {
     let asked = reading.begin(request);
     let (least, closing) = (reading.least(&request), reading.closing.clone());
-    let reader = &mut reading.reader;
-    let is_there = closing.in_slices(py, PULLING, deadline, |slice| newest_from(reader, least, slice))?;
+    let (reader, mut question) = (&mut reading.reader, None);
+    let ask = |slice| newest_from(reader, least, &mut question, slice);
+    let is_there = closing.in_slices(py, PULLING, deadline, ask)?;
     is_there.ok_or_else(|| PyErr::from(request.late(deadline.timeout, reader.newest_seen())))?;
     let facts = py.detach(|| -> Result<Facts, Failure> {
         let bytes = reading.reader.copy_bytes();

@@ -237,8 +237,9 @@ impl PyReader {
         const ASKING: &str = "asking for the version";
         let deadline = Deadline::after(timeout)?;
         self.with(py, ASKING, Some(deadline), |reading| {
-            let (reader, closing) = (&mut reading.reader, &reading.closing);
-            let newest = closing.in_slices(py, ASKING, deadline, |slice| newest_from(reader, 0, slice))?;
+            let (reader, closing, mut asked) = (&mut reading.reader, &reading.closing, None);
+            let newest =
+                closing.in_slices(py, ASKING, deadline, |slice| newest_from(reader, 0, &mut asked, slice))?;
             let seen = reader.newest_seen().map_or(VersionBound::NONE, VersionBound::version);
             let (needed, awaited) = (VersionBound::NONE, Awaited::Answer);
             let late = Error::Deadline { operation: ASKING, waited: deadline.timeout, needed, seen, awaited };

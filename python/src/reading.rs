@@ -118,13 +118,15 @@ pub(crate) struct Pulling {
     /// The newest version that was seen.
     pub(crate) newest: Option<Version>,
     is_prefetch: bool,
+    /// The read that asks for the newest version, and its question.
+    asking: Option<(Asked, Option<u64>)>,
     /// The read whose copy was begun.
     asked: Option<Asked>,
 }
 
 impl Pulling {
     pub(crate) fn new(request: Request) -> Pulling {
-        Pulling { request, newest: None, is_prefetch: false, asked: None }
+        Pulling { request, newest: None, is_prefetch: false, asking: None, asked: None }
     }
 
     /// One that goes on between the calls of other threads.
@@ -177,11 +179,13 @@ impl Pulling {
     /// Begins the read, or takes what was read before if that will do.
     fn begin(&mut self, reading: &mut Reading, slice: Duration) -> Result<Begun, Failure> {
         let reads = if self.is_prefetch { &mut reading.prefetches } else { &mut reading.calls };
-        let asked = reads.begin(self.request);
+        let (asked, question) = self.asking.get_or_insert_with(|| (reads.begin(self.request), None));
+        let asked = *asked;
         let at_least = self.request.exactly.unwrap_or(self.request.at_least);
-        let there = newest_from(&mut reading.reader, at_least, slice)?;
+        let there = newest_from(&mut reading.reader, at_least, question, slice)?;
         self.newest = reading.reader.newest_seen();
         let Some(newest) = there else { return Ok(Begun::Late) };
+        self.asking = None;
         reading.begins_whole();
         if let Some((facts, lease)) = &reading.newest
             && !lease.written().may_be()
@@ -210,13 +214,15 @@ enum Begun {
     Copying(Asked),
 }
 
-/// The newest version's number, once it is at least this one; `None` if it is not within the slice.
+/// The newest version's number, once it is at least this one; `None` if it is not within the slice, and the next one
+/// goes on with the question that was `asked`.
 pub(crate) fn newest_from(
     reader: &mut Reader<NamedFabric>,
     at_least: u64,
+    asked: &mut Option<u64>,
     slice: Duration,
 ) -> Result<Option<u64>, Failure> {
-    Ok(reader.newest_from(Version::new(at_least), slice)?.map(Version::get))
+    Ok(reader.newest_from(Version::new(at_least), asked, slice)?.map(Version::get))
 }
 
 /// Pulls a version, and waits for it.
@@ -239,9 +245,9 @@ pub(crate) fn hold(
     request: Request,
     deadline: Deadline,
 ) -> PyResult<(Facts, usize, usize, PinCheck)> {
-    let (reader, closing) = (&mut reading.reader, &reading.closing);
+    let (reader, closing, mut asked) = (&mut reading.reader, &reading.closing, None);
     let held = closing.in_slices(py, PINNING, deadline, |slice| {
-        let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
+        let Some(newest) = newest_from(reader, request.at_least, &mut asked, slice)? else { return Ok(None) };
         match reader.hold(Bound::version(Version::new(request.oldest(newest))), slice) {
             Ok(_pulled) => {
                 let not_mapped = || Error::Pin { shard: 0, source: PinError::NotMapped };

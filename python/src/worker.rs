@@ -28,6 +28,8 @@ use crate::working::{Working, abandon, copied};
 
 const STEPPING: &str = "waiting for parameters";
 const PUBLISHING: &str = "publishing a gradient";
+/// Before the gradient is on its way.
+const BEFORE_PUBLISHING: &str = "waiting to publish a gradient";
 const FLUSHING: &str = "waiting for the server to apply the last gradients";
 
 const COPYING: &str = "copying parameters into arrays";
@@ -337,7 +339,7 @@ impl Step {
         let arrays =
             gradient.map(|gradient| self.layout.arrays(gradient, PUBLISHING, &streams)).transpose()?;
         let closing = &self.working.closing;
-        let published = self.working.with(py, PUBLISHING, Some(deadline), |worker| {
+        let published = self.working.with(py, BEFORE_PUBLISHING, Some(deadline), |worker| {
             self.expect_open(PUBLISHING)?;
             let (working, layout) = (&self.working, &self.layout);
             let mut is_on_its_way = false;

@@ -87,14 +87,14 @@ impl Job {
                 break end;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
             let driven = self.member.drive(&self.plan, server, |_server| false, left);
             driven.inspect_err(|error| self.fail(error))?;
             // With a proxy on each host, the servers of the hosts have the workers.
             if !self.plan.per_host {
                 self.member.tell_workers(server);
+            }
+            if left.is_zero() {
+                return Ok(false);
             }
         };
         let written = match server.keeps_checkpoints() {

@@ -536,17 +536,23 @@ impl<T: Transport> Reader<T> {
     }
 
     async fn newest_async(&mut self, timeout: Duration) -> Result<Version, Error> {
-        let newest = self.ask_newest(Version::new(0), timeout).await?;
+        let newest = self.ask_newest(Version::new(0), &mut None, timeout).await?;
         let (operation, seen) = ("asking for the version", self.link.seen().unwrap_or(Bound::NONE));
         let (needed, awaited) = (Bound::NONE, Awaited::Answer);
         newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen, awaited })
     }
 
     /// The newest version's number once it is at least this one, without copying it, and waiting as
-    /// [`ReaderOptions::idle`] says; `None` if it is not within `timeout`.
+    /// [`ReaderOptions::idle`] says; `None` if it is not within `timeout`. `asked` keeps the question for the next call,
+    /// which goes on with it: one that begins again in each of many short calls is never answered over a slow link.
     #[doc(hidden)]
-    pub fn newest_from(&mut self, at_least: Version, timeout: Duration) -> Result<Option<Version>, Error> {
-        complete(self.ask_newest(at_least, timeout))
+    pub fn newest_from(
+        &mut self,
+        at_least: Version,
+        asked: &mut Option<u64>,
+        timeout: Duration,
+    ) -> Result<Option<Version>, Error> {
+        complete(self.ask_newest(at_least, asked, timeout))
     }
 
     /// The newest version's number that was read of the owner, without asking; `None` before anything was.
@@ -555,12 +561,19 @@ impl<T: Transport> Reader<T> {
         self.link.seen().map(|seen| seen.version)
     }
 
-    async fn ask_newest(&mut self, at_least: Version, timeout: Duration) -> Result<Option<Version>, Error> {
+    /// `asked` is the number of answers that there are once the question is answered, if it was asked before.
+    async fn ask_newest(
+        &mut self,
+        at_least: Version,
+        asked: &mut Option<u64>,
+        timeout: Duration,
+    ) -> Result<Option<Version>, Error> {
         let runtime = self.runtime.clone();
         let begun = runtime.now();
         let deadline = begun + timeout;
         // An answer to a question of an earlier call, which ended at its deadline, may be older than this one.
-        let mut needed = self.link.answers() + 1 + u64::from(self.link.is_probing());
+        let next = self.link.answers() + 1 + u64::from(self.link.is_probing());
+        let mut needed = asked.take().unwrap_or(next);
         let looked = self.link.look_around(begun);
         self.keep_error(looked)?;
         let newest = wait(&runtime, deadline, |now| {
@@ -578,7 +591,9 @@ impl<T: Transport> Reader<T> {
             self.keep_error(looked)?;
             Ok(self.rest(self.link.turn(false), deadline - now))
         });
-        newest.await
+        let newest = newest.await?;
+        *asked = newest.is_none().then_some(needed);
+        Ok(newest)
     }
 
     /// Keeps the error of a copy for the refresh that makes it, where another call has moved it on.

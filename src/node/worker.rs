@@ -100,6 +100,8 @@ pub struct Worker<T: Transport> {
     is_callers_gradient: bool,
     /// Copies of GPUs out of the parameters and into the gradient.
     copies: Copies,
+    /// The owners were asked, behind all that was published, whether this worker is still in: a flush waits for that.
+    asks_last: bool,
     /// The magnitude of the gradient that is being published.
     magnitude: Option<f32>,
     /// Workers beside this one whose gradients are in the sum that is being published.
@@ -191,6 +193,7 @@ impl<T: Transport> Worker<T> {
             outgoing: false,
             is_callers_gradient: false,
             copies: Copies::default(),
+            asks_last: false,
             magnitude: None,
             others: 0,
             own,
@@ -267,7 +270,7 @@ impl<T: Transport> Worker<T> {
     pub(crate) async fn step_async(&mut self, timeout: Duration) -> Result<Step<'_, T>, Error> {
         let deadline = self.runtime.now() + timeout;
         if self.phase == WorkerPhase::Publishing {
-            self.finish_publish(timeout).await?;
+            self.finish_publish("publishing the gradient of the step before", timeout).await?;
         }
         // The loss of a server is also reported where there is nothing to wait for.
         let computing = |worker: &Self| worker.phase == WorkerPhase::Computing;
@@ -376,9 +379,15 @@ impl<T: Transport> Worker<T> {
         // Was that said to this worker? One that has slept for longer than its lease may have read what is said to
         // its successor; and where reads outlive a server (`docs/protocol.md`, assumption 6), what its next
         // incarnation says.
-        self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
+        // The next call goes on with the question, if there is no time for its answer here.
+        if !self.asks_last {
+            self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
+            self.asks_last = true;
+        }
         let is_answered = |worker: &Self| worker.parts.iter().all(|part| part.link.is_answered());
-        self.wait(deadline - self.runtime.now(), operation, is_answered).await
+        let answered = self.wait(deadline - self.runtime.now(), operation, is_answered).await;
+        self.asks_last = matches!(answered, Err(Error::Deadline { .. }));
+        answered
     }
 
     fn watch_consumed(&mut self, on: bool) {

@@ -1,6 +1,7 @@
 //! Steps of a worker that computes on a GPU.
 
 use super::Sources;
+use super::publish::PUBLISHING;
 use super::step::IN_PLACE;
 use super::{Step, Worker};
 use crate::cuda::{GpuError, GpuSlice, GpuStream, HostBytes};
@@ -153,7 +154,7 @@ impl<T: Transport> Step<'_, T> {
             worker.parts.iter().map(|part| slice(part).map(GradientSource::Gpu)).collect();
         worker.start_sources(sources?, loss)?;
         worker.count_published();
-        let published = complete(worker.finish_publish(deadline - worker.runtime.now()));
+        let published = complete(worker.finish_publish(PUBLISHING, deadline - worker.runtime.now()));
         published.map_err(|ended| worker.name_copies(ended, timeout))
     }
 }

@@ -14,6 +14,9 @@ use crate::transport::Transport;
 /// The memory that is published, one source per shard.
 pub(super) type Sources = SmallVec<[GradientSource; 4]>;
 
+/// The operation of an error that says of a gradient that it is on its way, and its step over.
+pub(super) const PUBLISHING: &str = "publishing a gradient";
+
 impl<T: Transport> Worker<T> {
     /// Bytes of one gradient.
     pub(super) fn gradient_bytes(&self) -> u64 {
@@ -33,7 +36,7 @@ impl<T: Transport> Worker<T> {
         if let Some(since) = self.computing_since.take() {
             self.statistics.compute += self.runtime.now() - since;
         }
-        self.magnitude = None;
+        (self.magnitude, self.asks_last) = (None, false);
         for (part, source) in self.parts.iter_mut().zip(&sources) {
             if self.measures_magnitude || self.own.is_some() {
                 let payload = match source {
@@ -91,8 +94,12 @@ impl<T: Transport> Worker<T> {
         done.await.map(|_| ())
     }
 
-    pub(super) async fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.wait(timeout, "publishing a gradient", |worker| worker.phase != WorkerPhase::Publishing).await
+    pub(super) async fn finish_publish(
+        &mut self,
+        operation: &'static str,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        self.wait(timeout, operation, |worker| worker.phase != WorkerPhase::Publishing).await
     }
 
     /// True while a gradient is being written.

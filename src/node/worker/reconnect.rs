@@ -68,6 +68,7 @@ impl<T: Transport> Worker<T> {
         self.consumed = self.clock;
         // What it has published is in the copies of the servers that it comes to, or void.
         self.parts = Part::of(links, &self.options, &self.needs);
+        self.asks_last = false;
         super::ask_included(&mut self.parts, &self.options)?;
         self.scheme = self.kind.worker();
         self.scheme.handle_event(self.runtime.now(), WorkerEvent::Joined { clock: self.clock });

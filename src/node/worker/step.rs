@@ -1,5 +1,6 @@
 //! One step of a worker: the parameters of a clock, and the gradient that is computed from them.
 
+use super::publish::PUBLISHING;
 use super::{Part, Sources, View, Worker, WorkerPhase};
 use crate::mem::{LocalSlice, VolatileSlice};
 use crate::node::Error;
@@ -163,7 +164,7 @@ impl<'a, T: Transport> Step<'a, T> {
         self.worker.finish_copies(timeout).await?;
         self.worker.finish_outgoing(deadline - self.worker.runtime.now()).await?;
         self.worker.start_memory(loss)?;
-        self.worker.finish_publish(deadline - self.worker.runtime.now()).await
+        self.worker.finish_publish(PUBLISHING, deadline - self.worker.runtime.now()).await
     }
 
     /// Begins to publish the gradient. Poll the worker until [`Worker::is_publishing`] is false, or begin the next
@@ -208,7 +209,7 @@ impl<'a, T: Transport> Step<'a, T> {
     pub fn publish_slots(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         let sources = self.worker.parts.iter().map(|_| GradientSource::Slot).collect();
         self.worker.start_sources(sources, loss)?;
-        complete(self.worker.finish_publish(timeout))
+        complete(self.worker.finish_publish(PUBLISHING, timeout))
     }
 
     /// Returns true if a server has asked that this worker abandon the step: its parameters are older than that server
