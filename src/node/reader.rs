@@ -543,8 +543,9 @@ impl<T: Transport> Reader<T> {
     }
 
     /// The newest version's number once it is at least this one, without copying it, and waiting as
-    /// [`ReaderOptions::idle`] says; `None` if it is not within `timeout`. `asked` keeps the question for the next call,
-    /// which goes on with it: one that begins again in each of many short calls is never answered over a slow link.
+    /// [`ReaderOptions::idle`] says; `None` if it is not within `timeout`. `asked` keeps the question for the next
+    /// call, which goes on with it: one that begins again in each of many short calls is never answered over a slow
+    /// link.
     #[doc(hidden)]
     pub fn newest_from(
         &mut self,
