@@ -4,7 +4,10 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use slackline::group::GroupOptions;
-use slackline::{Job, JobError, JobPlan, Placement};
+use slackline::scheme::SchemeConfig;
+use slackline::{
+    ElementType, Job, JobError, JobPlan, Placement, RendezvousEndpoint, ServerOptions, Table, WorkerOptions,
+};
 
 #[path = "../examples/parameter_server.rs"]
 mod parameter_server;
@@ -299,4 +302,36 @@ fn a_rank_that_the_job_does_not_have_is_refused_before_anything_is_opened() {
     let error = Job::join(JobPlan::servers(1), &placement, None).err().expect("no job");
     assert!(matches!(error, JobError::NoSuchRank { rank: 3, world: 3 }), "{error}");
     assert!(error.to_string().contains("no rank 3 of 3"), "{error}");
+}
+
+/// As in an event loop, which calls it again and again.
+#[test]
+fn a_server_that_is_never_given_time_serves_its_job_all_the_same() {
+    let meeting = RendezvousEndpoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let join = |rank| {
+        let placement =
+            Placement { rank, world: 2, rendezvous: Some(meeting.clone()), ..Placement::default() };
+        Job::join(JobPlan::servers(1).timeout(PATIENCE), &placement, None).unwrap()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let job = join(1);
+            let mut worker = job.worker(WorkerOptions::default()).unwrap();
+            for _ in 0..3 {
+                let mut step = worker.next_step().unwrap().unwrap();
+                step.borrow().unwrap().1.fill(1.0);
+                step.publish(None).unwrap();
+            }
+            worker.finish().unwrap();
+        });
+        let job = join(0);
+        let table = Table::flat(4, ElementType::F32).unwrap();
+        let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
+        let (mut server, _) = job.server(table, &[2.0; 4], options).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !job.drive(&mut server, Duration::ZERO).unwrap() {
+            assert!(Instant::now() < deadline, "the job never ends");
+        }
+        assert_eq!(server.parameters().unwrap(), [0.5; 4]);
+    });
 }

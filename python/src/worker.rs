@@ -319,8 +319,9 @@ impl Step {
     }
 
     /// Publishes the gradient, and ends the step: when it returns, every server has the gradient whole. `loss` is told
-    /// to the servers. After a DeadlineError the gradient is still on its way, and the next step finishes it. Under
-    /// "bap", too, it waits for this gradient: the arrays of a step are the same memory in each.
+    /// to the servers. After a DeadlineError whose `operation` is "publishing a gradient" the gradient is still on its
+    /// way, and the next step finishes it; after one of another operation the step is still open. Under "bap", too, it
+    /// waits for this gradient: the arrays of a step are the same memory in each.
     ///
     /// `gradient` is a mapping of all names to float32 arrays, which are copied into the memory for the gradient first;
     /// tensors of a GPU among them by that GPU, as by `Publisher.publish`, and `stream` is as there. They may change

@@ -381,7 +381,7 @@ impl<T: Transport> Reader<T> {
     ///
     /// # Errors
     /// [`Error::OutOfTurn`]: nothing was copied yet, or a newer version is being copied, or that copy failed.
-    /// [`Error::InFlight`]: a request that was given up may still write there.
+    /// [`Error::InFlight`]: requests of a copy, also of one that was given up, may still write there.
     pub fn bytes(&self) -> Result<&[u8], Error> {
         let out_of_turn =
             Error::OutOfTurn { operation: "read the copy", reason: "nothing is copied yet: refresh first" };

@@ -63,7 +63,7 @@ fn a_version_by_its_number_is_that_one_or_an_error_at_once_if_it_is_too_old() {
     let (mut own, wanted) = (bytes(0), Wanted::exactly(before));
     let fresh = reader.pull_into(&mut own, wanted.max_staleness(5), TIMEOUT).unwrap();
     assert_eq!((fresh.version, fresh.behind, own), (before, 1, bytes(7)));
-    // What a refresh has got is not gone, nor is it told that this reader holds nothing newer.
+    // The copy of the refresh is still there, and the publisher still counts this reader among those that hold it.
     assert_eq!(reader.refresh(5, TIMEOUT).unwrap().version, newest);
     publisher.wait(newest, 1, TIMEOUT).unwrap();
     let too_old = reader.snapshot(wanted.max_staleness(0), Duration::from_secs(5)).unwrap_err();
