@@ -146,8 +146,9 @@ impl PyJob {
             let why = error.value(py).to_string();
             py.detach(|| job.give_up_serving(&why));
         })?;
+        let starting = Arc::clone(job);
         let (mut server, _resumed) =
-            py.detach(|| job.server(table, &values, options)).map_err(Failure::from)?;
+            in_thread(py, "serving", move |_| Ok(starting.server(table, &values, options)?))?;
         let mut drive = |slice| Ok(job.drive(&mut server, slice)?.then_some(()));
         while in_slices(py, Deadline::of(self.timeout), &mut drive)?.is_none() {}
         let (parameters, status) = (server.parameters().map_err(Failure::from)?, server.status());

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import told, version
+from conftest import free_port, told, version
 
 import slackline
 
@@ -120,6 +120,26 @@ def test_ctrl_c_ends_the_wait_for_a_publisher_that_does_not_come(python: Start) 
         except KeyboardInterrupt:
             print("interrupted")
         """
+    )
+    assert child.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    assert child.stdout.readline() == "interrupted\n"
+
+
+def test_ctrl_c_ends_the_wait_for_the_workers_of_the_hosts(python: Start) -> None:
+    child = python(
+        """
+        os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        job = slackline.Job.from_env(per_host=True)
+        print("waiting")
+        try:
+            job.serve({"a": np.zeros(4, "float32")})
+        except KeyboardInterrupt:
+            print("interrupted")
+        os._exit(0)
+        """,
+        port=free_port(),
     )
     assert child.stdout.readline() == "waiting\n"
     time.sleep(0.3)

@@ -162,12 +162,16 @@ impl<C> MemberShared<C> {
         self.guard.is_inherited().then(|| End::Lost(why.into()))
     }
 
+    /// Gives `with` the state. `None` in a forked child, where the lock may be held for ever.
+    fn with<R>(&self, with: impl FnOnce(&mut MemberState<C>) -> R) -> Option<R> {
+        (!self.guard.is_inherited()).then(|| with(&mut self.state()))
+    }
+
     /// Changes the state and wakes the thread, which looks at it. A forked child leaves the membership to its parent.
     fn tell(&self, change: impl FnOnce(&mut MemberState<C>)) {
-        if self.guard.is_inherited() {
+        if self.with(change).is_none() {
             return;
         }
-        change(&mut self.state());
         // It fails only where the counter is full: the thread is awake then.
         let _counted = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -216,9 +220,9 @@ impl<C: Conversation> JobMember<C> {
         Ok(JobMember { shared, host, transports, role_rank, generation, was_up, no_paths })
     }
 
-    /// Gives `with` the conversation, for as long as the call takes.
-    pub fn with<R>(&self, with: impl FnOnce(&mut C) -> R) -> R {
-        with(&mut self.shared.state().conversation)
+    /// Gives `with` the conversation, for as long as the call takes. `None` in a forked child, which has none.
+    pub fn with<R>(&self, with: impl FnOnce(&mut C) -> R) -> Option<R> {
+        self.shared.with(|state| with(&mut state.conversation))
     }
 
     /// The reason why the membership has ended, if it has.
@@ -226,9 +230,11 @@ impl<C: Conversation> JobMember<C> {
         self.shared.inherited().or_else(|| self.shared.state().end.clone())
     }
 
-    /// The number of members of a role, as far as this process was told.
+    /// The number of members of a role, as far as this process was told. 0 in a forked child.
     pub fn count(&self, role: MemberRole) -> usize {
-        self.shared.state().members.iter().filter(|member| member.role == role).count()
+        let count =
+            |state: &mut MemberState<C>| state.members.iter().filter(|member| member.role == role).count();
+        self.shared.with(count).unwrap_or(0)
     }
 
     /// Sends a message to rank 0.
@@ -320,7 +326,8 @@ impl<C: Conversation> JobMember<C> {
 
     /// The member that has announced this address.
     pub(super) fn member_at(&self, address: &Address) -> Option<Member> {
-        self.shared.state().members.iter().find(|member| member.addresses.contains(address)).cloned()
+        let is_there = |member: &&Member| member.addresses.contains(address);
+        self.shared.with(|state| state.members.iter().find(is_there).cloned())?
     }
 
     /// Chooses the transport to a member that has announced addresses.
@@ -465,9 +472,9 @@ mod tests {
             let (shared, member) = (Arc::clone(&shared), &shared);
             std::thread::spawn(move || {
                 shared.tell(|state| state.leaving = true);
-                let _unheard = tell.send(());
+                let _unheard = tell.send(shared.with(|_| ()));
             });
-            let is_told = told.recv_timeout(Duration::from_secs(10)).is_ok();
+            let is_told = told.recv_timeout(Duration::from_secs(10)) == Ok(None);
             is_told && matches!(member.inherited(), Some(End::Lost(_)))
         }));
         assert!(!held.leaving, "that is the parent's");

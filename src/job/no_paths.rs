@@ -173,7 +173,7 @@ mod tests {
                 });
                 let _over = Over(is_over);
                 choice = Some(working.connect(plan, WorkerOptions::new(SchemeConfig::Asp)).map(|worker| {
-                    let told = working.with(|silent| silent.0.clone()).remove(0);
+                    let told = working.with(|silent| silent.0.clone()).unwrap().remove(0);
                     let link = worker.links().next().unwrap();
                     assert_eq!((link.address, link.transport), (told.address.clone(), "tcp"));
                     told

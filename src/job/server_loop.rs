@@ -59,9 +59,8 @@ impl<C: Conversation> JobMember<C> {
     pub(super) fn tell_workers(&self, server: &Server<Mixed>) {
         let (workers, come) = (numbers(server.worker_identities()), numbers(server.joined_identities()));
         let joined = server.status().joined;
-        if let Some(message) = self.with(|conversation| conversation.serves(workers, come, joined)) {
-            self.send(message);
-        }
+        let message = self.with(|conversation| conversation.serves(workers, come, joined));
+        message.flatten().into_iter().for_each(|message| self.send(message));
     }
 
     /// Makes the server of one shard, which is reached over `kinds` and begins with the checkpoint, or else with the

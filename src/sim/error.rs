@@ -75,7 +75,8 @@ impl Diagnostic for SimError {
             SimError::Setting { remedy, .. } => Some((*remedy).into()),
             SimError::Distribution(error) => error.remedy(),
             SimError::Scheme(error) => error.remedy(),
-            SimError::Fold { .. } | SimError::Broken { .. } | SimError::Stuck { .. } => None,
+            SimError::Broken { .. } => Some("repair the scheme; the same seed replays the run".into()),
+            SimError::Fold { .. } | SimError::Stuck { .. } => None,
         }
     }
 }

@@ -27,17 +27,21 @@ pub(super) struct Disk {
     error: Option<String>,
     /// Its incarnation has begun: it has something to keep.
     serves: bool,
-    /// A checkpoint was asked for while it was not here.
-    wanted: bool,
+    /// A checkpoint was asked for, of this version or a newer one, and is not known to be written.
+    wanted: Option<u64>,
     /// The server has written its last checkpoint.
     closed: bool,
 }
 
 impl Disk {
-    /// Another incarnation has joined, and is still to begin. True if a checkpoint was asked for before it came.
-    pub(super) fn begin_again(&mut self) -> bool {
+    /// Another incarnation has joined, and is still to begin.
+    pub(super) fn begin_again(&mut self) {
         self.serves = false;
-        std::mem::take(&mut self.wanted)
+    }
+
+    /// The server has told the newest version that is on disk.
+    pub(super) fn hear_written(&mut self, newest: Option<u64>) {
+        self.wanted = self.wanted.filter(|wanted| newest.is_none_or(|newest| newest < *wanted));
     }
 }
 
@@ -50,9 +54,10 @@ impl<C: Caller> Coordinator<C> {
         if !self.keeps_checkpoints() {
             return self.caller.warn("asked for a checkpoint, and the servers of this job keep none");
         }
-        self.order_servers(&Order::Checkpoint);
-        for (shard, server) in (0..).zip(&mut self.servers) {
-            server.disk.wanted = self.roster.member(Role::Server(shard)).is_none();
+        // One that has not begun is told once it has.
+        self.order_servers(&Order::Checkpoint, |disk| disk.serves);
+        for server in &mut self.servers {
+            server.disk.wanted = Some(server.report.version);
         }
         self.caller.tell("checkpoints are written, as was asked for");
     }
@@ -67,9 +72,10 @@ impl<C: Caller> Coordinator<C> {
         })
     }
 
-    fn order_servers(&mut self, order: &Order) {
+    fn order_servers(&mut self, order: &Order, is_meant: impl Fn(&Disk) -> bool) {
         let order = json(order);
-        let members: Vec<MemberId> = self.open_servers().map(|(_, member)| member).collect();
+        let meant = self.open_servers().filter(|(shard, _)| is_meant(&self.servers[*shard].disk));
+        let members: Vec<MemberId> = meant.map(|(_, member)| member).collect();
         members.into_iter().for_each(|member| self.hub.say(member, &order));
     }
 
@@ -80,6 +86,13 @@ impl<C: Caller> Coordinator<C> {
         server.disk.began = origin.as_ref().map(|origin| origin.version);
         let begins_again = server.disk.first.is_some();
         server.disk.first.get_or_insert(server.disk.began);
+        if let Some(wanted) = &mut server.disk.wanted {
+            // The incarnation that was asked for it is gone, and so are its versions.
+            *wanted = server.disk.began.map_or(0, |began| began.min(*wanted));
+            if let Some(member) = self.roster.member(Role::Server(shard as u32)) {
+                self.hub.say(member, &json(&Order::Checkpoint));
+            }
+        }
         match origin {
             Some(Origin { version, clock, instead_of }) => {
                 if let Some(error) = instead_of {
@@ -108,6 +121,7 @@ impl<C: Caller> Coordinator<C> {
     /// A server could not write checkpoints. The first is told at once, and then each time that they have doubled.
     pub(super) fn hear_failure(&mut self, shard: usize, count: u64, error: &str) {
         let disk = &mut self.servers[shard].disk;
+        disk.wanted = None;
         disk.failed = disk.failed.saturating_add(count);
         disk.error = Some(format!("shard {shard}: {error}"));
         if disk.failed / 2 >= disk.told {
@@ -172,7 +186,7 @@ impl<C: Caller> Coordinator<C> {
         if !self.keeps_checkpoints() || std::mem::replace(&mut self.is_closing, true) {
             return;
         }
-        self.order_servers(&Order::Close);
+        self.order_servers(&Order::Close, |_| true);
         let (mut deadline, mut told) = (Instant::now() + within, within);
         let mut is_hurried = false;
         while self.first_to_close().is_some() && Instant::now() < deadline {
@@ -400,14 +414,42 @@ mod tests {
     fn a_server_that_was_away_is_told_of_the_checkpoint_that_was_asked_for() {
         let mut job = keeping(TIMEOUT);
         job.ask_for_checkpoints();
+        wait_for_the_wish(&serve(&mut job));
+    }
+
+    #[test]
+    fn a_checkpoint_is_asked_for_until_one_incarnation_has_written_it() {
+        let mut job = keeping(TIMEOUT);
+        let member = serve(&mut job);
+        job.hear_server(0, ServerReport { version: 7, checkpointed: Some(5), ..ServerReport::default() });
+        job.ask_for_checkpoints();
+        wait_for_the_wish(&member);
+        // It dies before it has written that.
+        drop(member);
+        turn_until(&mut job, |job| job.roster.member(Role::Server(0)).is_none());
         let member = join(&mut job);
+        member.say(Message::Began(Some(Origin { version: 5, clock: 5, instead_of: None })));
+        turn_until(&mut job, |_| member.wants_checkpoint());
+        job.hear_server(0, ServerReport { version: 6, checkpointed: Some(6), ..ServerReport::default() });
+        // What is written is not asked of the next one.
+        assert_eq!(job.servers[0].disk.wanted, None);
+    }
+
+    #[test]
+    fn a_checkpoint_that_cannot_be_written_is_asked_for_once() {
+        let mut job = keeping(TIMEOUT);
+        job.ask_for_checkpoints();
+        job.hear_failure(0, 1, "the disk is full");
+        assert_eq!(job.servers[0].disk.wanted, None);
+    }
+
+    /// Waits until the server has read that a checkpoint is asked for.
+    fn wait_for_the_wish(member: &CoordinatedMember) {
         let deadline = Instant::now() + TIMEOUT;
         while !member.wants_checkpoint() {
             assert!(Instant::now() < deadline, "it is not told");
             std::thread::sleep(LOOK_EVERY);
         }
-        job.ask_for_checkpoints();
-        assert!(!job.servers[0].disk.wanted, "it is here, and is told at once");
     }
 
     #[test]

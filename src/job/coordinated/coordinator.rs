@@ -262,12 +262,11 @@ impl<C: Caller> Coordinator<C> {
     /// Tells a member that has joined its order.
     fn welcome(&mut self, who: Role, member: &Member) {
         let returns = member.generation > 0;
-        let mut is_asked = false;
         let order = match who {
             Role::Server(shard) => {
                 let server = &mut self.servers[shard as usize];
                 server.told = 0;
-                is_asked = server.disk.begin_again();
+                server.disk.begin_again();
                 self.serve_order(shard as usize, returns)
             }
             Role::Worker(worker) => {
@@ -279,9 +278,6 @@ impl<C: Caller> Coordinator<C> {
             }
         };
         self.hub.say(member.id, &json(&order));
-        if is_asked {
-            self.hub.say(member.id, &json(&Order::Checkpoint));
-        }
         self.tell_values();
     }
 
@@ -401,6 +397,7 @@ impl<C: Caller> Coordinator<C> {
         if self.has_all_gradients() {
             return;
         }
+        self.servers[shard].disk.hear_written(report.checkpointed);
         let known = std::mem::replace(&mut self.servers[shard].report, report).lost_updates;
         if let Some(lost) = report.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
             let all = self.servers[shard].lost_updates.get_or_insert_default();

@@ -181,7 +181,7 @@ impl CoordinatedMember {
 
     /// Returns true if the last checkpoint was asked for since the last look.
     pub(super) fn closes(&self) -> bool {
-        self.member.with(|talk| std::mem::take(&mut talk.closing))
+        self.member.with(|talk| std::mem::take(&mut talk.closing)).unwrap_or(false)
     }
 
     /// The end of the membership, if it has ended.
@@ -229,6 +229,6 @@ impl CoordinatedMember {
 
     /// Replaces the report that is sent ten times a second, and once more when this worker has finished.
     pub(super) fn report(&self, report: WorkerReport) {
-        self.member.with(|talk| talk.report = Some(report));
+        let _inherited = self.member.with(|talk| talk.report = Some(report));
     }
 }

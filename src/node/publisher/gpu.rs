@@ -17,6 +17,7 @@ use super::Publisher;
 use super::background::{BackgroundPublisher, Draft, GONE, Shared};
 use crate::clock::{Version, VersionTag};
 use crate::cuda::{GpuError, GpuFrames, GpuSlice, GpuStream};
+use crate::mem::ForkGuard;
 use crate::table::Encoding;
 use crate::time::Duration;
 use crate::transport::{PayloadMemory, PayloadSlice, Transport};
@@ -170,7 +171,7 @@ impl<T: Transport> Draft<T> {
                 self.hand_over(Copying { copies, tag: Some(tag), fault: None, outcome: outcome.clone() });
             }
         }
-        Publishing { version, outcome, publisher: Arc::downgrade(&shared) }
+        Publishing { version, outcome, guard: self.shared.guard, publisher: Arc::downgrade(&shared) }
     }
 }
 
@@ -230,6 +231,7 @@ impl<T: Transport> Shared<T> {
 pub struct Publishing {
     version: Version,
     outcome: Arc<Outcome>,
+    guard: ForkGuard,
     /// The publisher, for as long as it is there.
     publisher: Weak<dyn CopyingPublisher>,
 }
@@ -243,8 +245,9 @@ impl Publishing {
     /// The version, once it is published; `None` before, and after it was told. It does not wait.
     ///
     /// # Errors
-    /// The GPU did not copy it, and it is given up; or the publisher was dropped.
+    /// The GPU did not copy it, and it is given up; the publisher was dropped; or this is a forked child.
     pub fn poll(&mut self) -> Result<Option<Version>, Error> {
+        expect_owner(self.guard, "publish")?;
         self.outcome.take().transpose()
     }
 
@@ -252,8 +255,8 @@ impl Publishing {
     /// publisher's thread may sleep, and takes longer to wake than a small copy takes.
     ///
     /// # Errors
-    /// The GPU did not copy it, and it is given up; the publisher was dropped; or it is not copied by the timeout
-    /// ([`GpuError::NotCopied`]), and may be waited for again.
+    /// The GPU did not copy it, and it is given up; the publisher was dropped; this is a forked child; or it is not
+    /// copied by the timeout ([`GpuError::NotCopied`]), and may be waited for again.
     pub fn wait(&mut self, timeout: Duration) -> Result<Version, Error> {
         let runtime = Runtime::default();
         let told = wait(&runtime, runtime.now() + timeout, |_| {

@@ -9,9 +9,9 @@
 //! granted for reading only is sealed, so that its receiver cannot map it writable whatever it does; sizes are
 //! sealed, so that no process can kill a reader by shrinking a file. What is not defended: a process of the same
 //! user may write anywhere in the regions that it was granted for writing, as the processor checks no offsets. And it
-//! may block a thread that wakes it: an eventfd is the same open file in both processes, so a peer can clear its
-//! `O_NONBLOCK` and fill it. To ask before each write whether it has room would cost a second system call, and the peer
-//! could do both right after the answer.
+//! may block a thread that wakes it, or that it wakes: an eventfd is the same open file in both processes, so a peer can
+//! clear its `O_NONBLOCK` and fill or empty it. To ask before each write or read whether it blocks would cost a second
+//! system call, and the peer could do both right after the answer.
 //!
 //! **Forked children.** An endpoint, a listener or a handshake that a forked child inherited is dead there, and only
 //! there: the child says [`Disconnected`](super::Disconnected) instead of mixing its requests with its parent's.

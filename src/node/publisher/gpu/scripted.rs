@@ -8,6 +8,7 @@ mod tests {
     use crate::clock::{Version, VersionTag};
     use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted, UNKNOWN};
     use crate::diagnostic::Diagnostic;
+    use crate::mem::{alone, true_in_a_forked_child};
     use crate::node::{Error, Reader, ReaderOptions, Wanted};
     use crate::table::{ElementType, Table};
     use crate::time::Duration;
@@ -148,6 +149,26 @@ mod tests {
             assert!(late.to_string().contains("CUDA error 999") && late.is_retryable(), "{late}");
         }
         scene.driver.set_unanswered(None);
+        scene.driver.finish();
+        assert_eq!(publishing.wait(PATIENCE).unwrap(), publishing.version());
+    }
+
+    #[test]
+    fn a_forked_child_is_told_that_the_version_is_its_parents() {
+        if !alone(
+            "node::publisher::gpu::scripted::tests::a_forked_child_is_told_that_the_version_is_its_parents",
+        ) {
+            return;
+        }
+        let scene = shm();
+        let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+        draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
+        let mut publishing = draft.commit_when_copied(VersionTag::default());
+        assert!(true_in_a_forked_child(|| {
+            let is_refused = |error: Error| error.to_string().contains("forked from the owner");
+            publishing.poll().is_err_and(is_refused)
+                && publishing.wait(Duration::from_millis(1)).is_err_and(is_refused)
+        }));
         scene.driver.finish();
         assert_eq!(publishing.wait(PATIENCE).unwrap(), publishing.version());
     }
