@@ -49,8 +49,9 @@
 //! by its deadline. A gradient counts at most once. Every call that can wait takes a timeout or uses that of the
 //! [`JobPlan`]. The exceptions are the calls that wait for the end of a whole job ([`Job::serve`],
 //! [`JobWorker::finish`], and the last [`JobWorker::next_step`]) and a few others, which `docs/protocol.md` lists. A
-//! peer reaches only the memory that it was granted, with two exceptions. Over RDMA a reader that guesses an rkey (32 bits) can read another table of the
-//! same process. Over shared memory the processor checks no offset within the mapping of a region that was granted.
+//! peer reaches only the memory that it was granted, with two exceptions. Over RDMA a reader that guesses an rkey
+//! (32 bits) can read another table of the same process. Over shared memory the processor checks no offset within the
+//! mapping of a granted region.
 //!
 //! Processes prove to each other that they know the job's secret, and their control messages are encrypted. Parameters
 //! and gradients are not encrypted, unless [`Secret::encrypting`] asks for it over TCP. A process that runs as the same
