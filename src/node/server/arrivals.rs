@@ -74,7 +74,7 @@ impl<T: Transport> Server<T> {
         self.shard.peers.iter().flatten().filter(|peer| peer.worker).map(|peer| peer.identity)
     }
 
-    /// The identities of those that have ever joined this incarnation, of the first as many as the job expects.
+    /// The identities of the workers that have ever joined this incarnation, at most as many as the job expects.
     pub(crate) fn joined_identities(&self) -> impl Iterator<Item = u64> {
         self.identities.iter().copied()
     }
