@@ -32,7 +32,7 @@ impl Decider {
         self.decisions.region().whole()
     }
 
-    /// The entry after all that were decided.
+    /// The entry after the last decision.
     fn end(&self) -> u64 {
         self.decisions.end() + self.waiting.len() as u64
     }
