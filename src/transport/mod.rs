@@ -6,12 +6,12 @@
 //!
 //! 1. **Order of writes.** The writes of one endpoint become visible at the target in the order they were posted
 //!    (one RC queue pair, announcing regions without relaxed ordering; where a device keeps no order among the writes
-//!    of a queue pair, a READ proves those before each that announces). Nothing orders the bytes *inside* one write,
-//!    except that an aligned 8-byte word never tears. (Where the kernel copies, this holds for requests of up to 4 KiB:
-//!    announcing words are short writes. Where memory of a GPU was mapped in pieces, a word that crosses two pieces may
-//!    tear: only payloads come from there, never words.) Writes into memory that was granted with [`Access::RELAXED`]
-//!    keep only half of this order: they are visible before any *later* write to other memory, but they may overtake
-//!    each other and earlier requests.
+//!    of a queue pair, a READ proves the writes before each announcing one). Nothing orders the bytes *inside* one
+//!    write, except that an aligned 8-byte word never tears. (Where the kernel copies, this holds for requests of up
+//!    to 4 KiB: announcing words are short writes. Where memory of a GPU was mapped in pieces, a word that crosses
+//!    two pieces may tear: only payloads come from there, never words.) Writes into memory that was granted with
+//!    [`Access::RELAXED`] keep only half of this order: they are visible before any *later* write to other memory,
+//!    but they may overtake each other and earlier requests.
 //! 2. **Reads promise nothing** but whole aligned 8-byte words: a READ is not a snapshot, its bytes may be fetched in
 //!    any order, and more than once. A READ posted after the completion of another sees memory no older than that
 //!    one did. A WRITE posted after a READ waits for it only if it carries [`Flags::FENCE`].
