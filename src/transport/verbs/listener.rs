@@ -103,7 +103,7 @@ impl Newcomer for Pending {
 }
 
 impl VerbsListener {
-    /// Peers that are admitted from now on wake no thread.
+    /// Ends the notices: peers that are admitted from now on wake no thread.
     pub(in crate::transport) fn end_notices(&mut self) {
         self.wakers.clear();
     }
