@@ -504,7 +504,7 @@ impl Device {
                 *told = error.max(*told);
                 self.has_broken.store(true, Ordering::Release);
             }
-            // SAFETY: it was taken just now and is acknowledged once; nothing that could panic came between.
+            // SAFETY: it was taken just now and is acknowledged once; no code that could panic runs in between.
             unsafe { (self.library.ack_async_event)(&raw mut event) };
             let (device, event) = (self.name.as_str(), text.to_string_lossy());
             match kind {

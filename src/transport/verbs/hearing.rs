@@ -1,8 +1,8 @@
 //! Watches the conversations of one transport's peers, all at once.
 //!
 //! After its handshake a conversation is silent, except for its end and an occasional message. If each call read the
-//! socket of each peer, a peer that does nothing would cost dozens of system calls a second. So one thread, the first
-//! that calls after [`LOOK_EVERY`], asks the system which conversations have messages.
+//! socket of each peer, a peer that does nothing would cost dozens of system calls a second. So the system is asked
+//! which conversations have messages, at most once every [`LOOK_EVERY`], by the first thread that calls.
 
 use std::collections::HashMap;
 use std::io;
