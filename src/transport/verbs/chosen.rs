@@ -1,8 +1,9 @@
 //! The rails of one connection: the rails that both sides can use when it is made.
 //!
-//! Rails of one index belong together, and the first rail that both sides can use leads: it carries all requests that
-//! are not striped, and heartbeats. A rail whose port is down is left out, and so is a rail on which the peer did not
-//! answer recently, so that a connection that was lost with its first rail is made again over the others.
+//! Rails with the same index belong together, and the first rail that both sides can use leads: it carries all
+//! requests that are not striped, and heartbeats. A rail whose port is down is left out, and so is a rail on which
+//! the peer did not answer recently, so that a connection that was lost with its first rail is made again over the
+//! others.
 
 use std::io;
 use std::net::IpAddr;

@@ -588,7 +588,8 @@ impl Drop for Device {
         // The context that a forked child inherited is the parent's: closing it in the child would destroy objects
         // that the parent uses.
         if !self.is_inherited() {
-            // SAFETY: everything that was made of the context holds `self`, so it is closed last, and once.
+            // SAFETY: every object that was created from the context holds `self`, so the context is closed last, and
+            // once.
             let errno = unsafe { (self.library.close_device)(self.context()) };
             if errno != 0 {
                 tracing::warn!(device = self.name, "an RDMA device could not be closed");

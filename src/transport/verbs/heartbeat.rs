@@ -1,4 +1,4 @@
-//! Heartbeats: words that are written on a queue pair of their own, so that bulk data never delays them.
+//! Heartbeats: words that are written on a queue pair of their own, so that no bulk data is ever queued before them.
 
 use super::device::QueuePairError;
 use super::initiator::Initiator;

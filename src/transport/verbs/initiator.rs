@@ -41,7 +41,7 @@ pub(super) struct Initiator {
     under_way: UnderWay,
     /// Entries before this one have succeeded.
     succeeded: u64,
-    /// Entries before this one were given back by the device, in success or in error.
+    /// The device has completed the entries before this one, in success or in error.
     returned: u64,
     /// The error of the first request that failed; all requests behind it are flushed.
     failure: Option<CompletionError>,
@@ -161,7 +161,7 @@ impl Initiator {
         self.report_every = 1;
     }
 
-    /// Longest data that a request carries in itself.
+    /// Longest inline data of a request.
     pub(super) fn inline_bytes(&self) -> u32 {
         self.pair.inline_bytes
     }

@@ -5,10 +5,10 @@
 //! on the size of packets and on the number of READs under way. That TCP connection stays open, silent: its end shows
 //! that a process is gone, long before the device gives up on it.
 //!
-//! Each direction has up to three queue pairs: one for requests, one for heartbeats, on which no bulk data ever goes
-//! first, and one for READs of memory that the peer grants for reading only. If several devices carry a connection
-//! ([`VerbsOptions::devices`]), each further device has one pair for its parts of long requests, and one for its
-//! parts of READs.
+//! Each direction has up to three queue pairs: one for requests, one for heartbeats, so that no bulk data is ever
+//! queued before them, and one for READs of memory that the peer grants for reading only. If several devices carry a
+//! connection ([`VerbsOptions::devices`]), each further device has one pair for its parts of long requests, and one
+//! for its parts of READs.
 //!
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
@@ -17,12 +17,12 @@
 //! | serve its READs | of all readers | memory of the transport that peers may read, and do nothing else with |
 //!
 //! So memory that peers only read (control pages, frames) is registered once for each device, however many peers
-//! there are, and a new peer costs no more than the memory that this peer writes. A key of that memory opens no
-//! memory for another peer, nor for its own next connection. The keys of memory that is only read are the same for
-//! all peers of this transport: a process that must keep some of its peers from the memory that others read opens a
-//! transport for each kind. A peer that was disconnected reads nothing: its queue pairs are reset at once, and
-//! destroyed later. A request for any other memory ends the connection of the peer that posted it. Peers name bytes
-//! by their offset in a region: addresses of this process do not travel.
+//! there are, and a new peer costs no more than the memory that this peer writes. The key of memory that one peer
+//! writes opens no memory for another peer, nor for the same peer's next connection. The keys of memory that is only
+//! read are the same for all peers of this transport: a process that must keep some of its peers from the memory that
+//! others read opens a transport for each kind. A peer that was disconnected reads nothing: its queue pairs are reset
+//! at once, and destroyed later. A request for any other memory ends the connection of the peer that posted it. Peers
+//! name bytes by their offset in a region: addresses of this process do not travel.
 //!
 //! **Nothing waits for ever.** A device that gets no answer retries for 1.9 s, unless [`VerbsOptions::timeout`] and
 //! [`VerbsOptions::retries`] say otherwise; some take up to four times as long. Completion queues have room for all

@@ -33,7 +33,7 @@ pub(super) struct Requester {
 /// The pairs on which this side posts over one rail.
 pub(super) struct RailRequester {
     pub(super) data: Initiator,
-    /// Where the rail may lead.
+    /// Present if the rail may lead.
     pub(super) heartbeat: Option<Initiator>,
     /// For READs of memory that the peer grants for reading only, if there is such memory.
     pub(super) reads: Option<Initiator>,
@@ -157,7 +157,7 @@ struct RailResponder {
     index: usize,
     // Dropped in this order, and before the granted memory: the pairs, the keys, then the domain.
     data: Arc<QueuePair>,
-    /// Where the rail may lead.
+    /// Present if the rail may lead.
     heartbeat: Option<QueuePair>,
     /// For READs of memory that may only be read, if there is such memory.
     reads: Option<QueuePair>,

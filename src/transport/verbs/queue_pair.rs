@@ -70,7 +70,7 @@ impl CompletionQueue {
         // SAFETY: the completion queue lives.
         let errno = unsafe { sys::inline::req_notify_cq(self.raw.as_ptr(), false) };
         if errno != 0 {
-            // An owner that waits wakes up when its time is over.
+            // An owner that waits wakes up when its timeout ends.
             tracing::warn!(errno, "the RDMA device does not tell of what is to be noticed");
         }
     }
@@ -109,7 +109,7 @@ impl Drop for CompletionQueue {
 /// all other pairs whose completions go there: it cannot overrun.
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
-    /// Longest data that requests can carry in themselves.
+    /// Longest inline data of requests.
     pub(super) inline_bytes: u32,
     /// The number of its first packet (PSN).
     first_packet: u32,
@@ -130,7 +130,7 @@ unsafe impl Send for QueuePair {}
 // SAFETY: as above: "verbs are thread safe". Its other fields are atomic or do not change.
 unsafe impl Sync for QueuePair {}
 
-/// The way from one side of a connection to the other, as that side knows it.
+/// The path from this side of a connection to the other, as this side knows it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueuePairPath {
     /// This side's port, counted from 1.
@@ -229,7 +229,7 @@ impl QueuePair {
         Pair { number: self.number(), first_packet: self.first_packet }
     }
 
-    /// The device's number for it, which may be another pair's once this one is destroyed.
+    /// The device's number of this pair, which another pair may get once this one is destroyed.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: the queue pair lives.
         unsafe { self.raw.as_ref() }.qp_num
@@ -258,7 +258,7 @@ impl QueuePair {
             },
             sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS,
         )?;
-        // The peer may use them from the moment on that this side can receive.
+        // The peer may use them as soon as this side can receive.
         self.post_receives(self.receives).map_err(|(_, error)| error)?;
         self.modify(
             sys::ibv_qp_attr {
