@@ -392,7 +392,7 @@ impl Device {
     /// Queries the attributes of a port.
     fn port_attributes(&self, number: u8) -> io::Result<sys::ibv_port_attr> {
         let mut attributes = sys::ibv_port_attr::default();
-        // SAFETY: the context is open, and `attributes` has the size that the call is told.
+        // SAFETY: the context is open, and `attributes` has the size that the call gets.
         let errno = unsafe { self.library.query_port(self.context(), number, &mut attributes) };
         if errno == 0 { Ok(attributes) } else { Err(io::Error::from_raw_os_error(errno)) }
     }
@@ -446,7 +446,7 @@ impl Device {
         let entry = |index: u16| {
             let mut entry = sys::ibv_gid_entry::default();
             let (size, flags) = (size_of::<sys::ibv_gid_entry>(), 0);
-            // SAFETY: the context is open, and `entry` has the size that the call is told.
+            // SAFETY: the context is open, and `entry` has the size that the call gets.
             let errno =
                 unsafe { ask(self.context(), port.into(), index.into(), &raw mut entry, flags, size) };
             // An empty entry is also an error here.

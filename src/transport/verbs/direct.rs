@@ -49,7 +49,7 @@ mod with_cuda {
     const DMA_BUF: &str = "dma-buf";
     const PEERMEM: &str = "nvidia-peermem";
 
-    /// The folder of the module when it is loaded.
+    /// The folder of the loaded module.
     pub(in crate::transport::verbs) const PEERMEM_FOLDER: &str = "/sys/module/nvidia_peermem";
 
     /// Registrations of the caller's memory that are kept for its next use: the number of pieces of 20 MiB, the
@@ -94,7 +94,7 @@ mod with_cuda {
         }
     }
 
-    /// The first way that works; or each way with the reason why it does not.
+    /// Returns the first way that works; or each way with the reason why it does not work.
     fn way(
         shared: &VerbsShared,
         gpu: &Gpu,

@@ -33,7 +33,7 @@ pub struct VerbsListener {
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
-    /// The wakers that peers ring, one for each rail, once the owner wants to sleep here.
+    /// The wakers that peers ring, one for each rail, once the owner wants to sleep.
     wakers: Vec<Arc<Waker>>,
     guard: ForkGuard,
 }
@@ -89,7 +89,7 @@ impl Newcomer for Pending {
             Ok(_) => Err("it answered without a question".into()),
             Err(error) => {
                 if let WireError::Version { .. } = error {
-                    // If it is gone already, it does not need to know.
+                    // A peer that is already gone does not need the refusal.
                     let _unheard = self.0.send(&Hello::refuse(error.to_string().into()).encode(&[]));
                 }
                 Err(error.to_string())
@@ -260,7 +260,7 @@ impl VerbsIncoming {
         check_offer(offer, &self.on_gpu).map_err(|reason| ConnectError::Offer { address: address(), reason })
     }
 
-    /// Makes this side and connects it to the other.
+    /// Makes this side of the connection, and connects it to the other side.
     fn make(&self, offer: &Offer) -> Result<Made, ConnectError> {
         self.check(offer)?;
         let at = &self.address;

@@ -13,8 +13,8 @@
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
 //! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
-//! | serve the peer | of this connection | what it may write, with those rights; a word of each further device |
-//! | serve its READs | of all readers | memory of the transport that peers may read, and do nothing else with |
+//! | serve the peer | of this connection | memory that the peer may write, with its rights; a word of each further device |
+//! | serve its READs | of all readers | memory of the transport that peers may only read |
 //!
 //! So memory that peers only read (control pages, frames) is registered once for each device, however many peers
 //! there are, and a new peer costs no more than the memory that this peer writes. The key of memory that one peer
@@ -352,7 +352,7 @@ impl Verbs {
 
 /// Requests that may be outstanding on an endpoint.
 fn queue_depth(rails: &[Rail], wanted: Option<usize>) -> Result<usize, OpenError> {
-    // A READ may go with each write.
+    // Each write may need a READ.
     let limit = |rail: &Rail| rail.info.limits.queue_depth.min(rail.info.limits.completions) as usize / 2;
     let limits = rails.iter().map(|rail| (limit(rail), rail.info.name.as_str()));
     let (limit, least) = limits.min().unwrap_or((0, ""));

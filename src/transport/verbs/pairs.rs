@@ -72,7 +72,7 @@ impl Requester {
         }
     }
 
-    /// Takes the pair for heartbeats from the rail that leads.
+    /// Takes the pair for heartbeats from the leading rail.
     pub(super) fn take_heartbeat(&mut self) -> Option<Initiator> {
         self.rails.first_mut()?.heartbeat.take()
     }
@@ -308,12 +308,12 @@ impl Responder {
         self.rails.iter_mut().skip(1).flatten().for_each(|rail| rail.heartbeat = None);
     }
 
-    /// Receives that the peer may use up before it is told of more.
+    /// Receives that the peer may use up before this side announces more.
     pub(super) fn receives(&self) -> u16 {
         self.lead().data.receives
     }
 
-    /// The number of the pair that serves the peer's data on the rail that leads.
+    /// The number of the pair that serves the peer's data on the leading rail.
     #[cfg(test)]
     pub(super) fn number(&self) -> u32 {
         self.lead().data.number()

@@ -115,7 +115,7 @@ pub(super) struct QueuePair {
     first_packet: u32,
     /// The device returns it with events of the pair.
     serial: usize,
-    /// Receives that it has, used up or not.
+    /// Receives of this pair, used up or not.
     pub(super) receives: u16,
     /// Receives that were used up, until they are posted again and the peer is told.
     used: AtomicU16,
@@ -451,7 +451,7 @@ fn address(path: &QueuePairPath) -> sys::ibv_ah_attr {
         sl: path.settings.service_level,
         ..Default::default()
     };
-    // The first half of an address is its subnet. Where the two differ, a router is on the way.
+    // The first half of an address is its subnet. If the two subnets differ, a router is on the path.
     let is_routed = path.ours.gid[..8] != path.theirs.gid[..8];
     let needs_global_route = path.ours.needs_global_route || path.theirs.needs_global_route;
     if !path.ours.is_infiniband || needs_global_route || is_routed {

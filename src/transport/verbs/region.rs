@@ -16,7 +16,7 @@ use crate::mem::{Access, HostMemory, Registration, VolatileSlice};
 pub(super) struct ProtectionDomain {
     pub(super) device: Arc<Device>,
     raw: NonNull<sys::ibv_pd>,
-    /// Whether memory in it that announces nothing may be written in relaxed order.
+    /// Whether memory in the domain that announces nothing may be written with relaxed ordering.
     relaxed_ordering: bool,
     /// The number that identifies it among all domains of this process.
     pub(super) serial: u32,

@@ -371,7 +371,7 @@ fn wake_ups_that_come_all_at_once_end_no_connection() {
     client.check().unwrap();
     assert!(doorbell.wait(&[], std::time::Duration::ZERO));
     drop(server);
-    // The end comes after all of them.
+    // The end arrives after all wake-ups.
     let begun = std::time::Instant::now();
     let over = loop {
         verbs.shared.hearing.hurry();

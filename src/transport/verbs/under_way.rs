@@ -86,7 +86,7 @@ impl UnderWay {
         (self.end - self.first) as usize - self.proofs
     }
 
-    /// Adds the newest entry, for which there is room.
+    /// Adds the newest entry. There must be room for it.
     #[inline]
     pub(super) fn push(&mut self, entry: DeviceRequest) {
         debug_assert!(self.end - self.first < self.room);
@@ -140,7 +140,7 @@ impl UnderWay {
         Some(entry)
     }
 
-    /// Forgets the newest entries, which the device did not take.
+    /// Removes the newest entries, which the device did not accept.
     #[cold]
     pub(super) fn truncate(&mut self, count: usize) {
         for _ in 0..count {
@@ -156,7 +156,7 @@ impl UnderWay {
         });
     }
 
-    /// Forgets all entries, and returns the memory that they hold.
+    /// Removes all entries, and returns the memory that they hold.
     #[cold]
     pub(super) fn take_held(&mut self) -> Vec<HeldMemory> {
         (self.first, self.proofs) = (self.end, 0);

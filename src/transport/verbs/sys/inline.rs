@@ -1,7 +1,8 @@
 //! The functions that `<infiniband/verbs.h>` defines as `static inline`: calls through the tables that a provider
 //! fills.
 //!
-//! As in the header, except that an operation which a provider lacks is `EOPNOTSUPP` and not a jump to null.
+//! They do the same as in the header, except that an operation which a provider lacks returns `EOPNOTSUPP` instead of
+//! a jump to null.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -135,7 +136,7 @@ pub(crate) unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_cont
     unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast() }
 }
 
-/// The function that libraries of all ages export.
+/// The function that all versions of the library export.
 pub(super) type CompatQueryPort =
     unsafe extern "C" fn(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
 

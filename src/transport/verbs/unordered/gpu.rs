@@ -216,7 +216,7 @@ fn a_fenced_write_waits_for_the_copy_of_a_read_to_a_gpu_and_others_do_not() {
 #[test]
 fn no_piece_of_a_fenced_write_from_a_gpu_goes_ahead_of_a_read_before_it() {
     for seed in 0..20 {
-        // Long enough for both rails to have parts of it.
+        // Long enough that both rails have parts of the write.
         let mut scene = scene(seed, 2, 64 << 10);
         let mine = scene.memory(64 << 10);
         scene.driver.set_bytes(mine.pointer(), &[1; 64 << 10]);

@@ -18,7 +18,7 @@ const ROUNDS: u64 = 6;
 
 pub(super) const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Both ends of a connection over several rails: one posts, the other has the memory.
+/// Both ends of a connection over several rails: one end posts, the other has the memory.
 pub(super) struct Scene {
     pub(super) device: Unordered,
     pub(super) verbs: Verbs,

@@ -1,4 +1,4 @@
-//! Connections that are made while rails are down, and leave them out.
+//! Connections that are made while rails are down, and leave these rails out.
 
 use std::task::Poll;
 use std::time::{Duration, Instant};
