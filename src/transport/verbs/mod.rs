@@ -13,7 +13,7 @@
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
 //! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
-//! | serve the peer | of this connection | memory that the peer may write, with its rights; a word of each further device |
+//! | serve the peer | of this connection | memory that it may write, with those rights; a word of each further device |
 //! | serve its READs | of all readers | memory of the transport that peers may only read |
 //!
 //! So memory that peers only read (control pages, frames) is registered once for each device, however many peers
