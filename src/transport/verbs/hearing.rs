@@ -41,7 +41,7 @@ struct Ears {
     heard: HashMap<u64, Arc<AtomicBool>>,
 }
 
-/// One conversation, until this is dropped.
+/// The watch over one conversation, until [`forget`](Self::forget).
 pub(super) struct Ear {
     hearing: Arc<Hearing>,
     number: u64,

@@ -38,7 +38,7 @@ pub struct VerbsListener {
     guard: ForkGuard,
 }
 
-/// Longest time that the owner sleeps while a peer is in the middle of a handshake.
+/// Longest time that the owner sleeps while a peer is in the middle of a handshake, or the system accepts none.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
 /// The time after which a peer without a path tries again: the system takes as long to find this out.

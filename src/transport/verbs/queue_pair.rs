@@ -204,7 +204,7 @@ impl QueuePair {
         let mut raw = create(&mut attributes);
         let mut inline_bytes = sizes.max_inline_data;
         while raw.is_null() && inline_bytes > 0 {
-            // A device that refuses so much inline data may accept less: at least a word.
+            // A device that refuses so much inline data may accept less: down to a word, and then none.
             inline_bytes = if inline_bytes > 8 { (inline_bytes / 2).max(8) } else { 0 };
             attributes.cap = sys::ibv_qp_cap { max_inline_data: inline_bytes, ..sizes };
             raw = create(&mut attributes);
