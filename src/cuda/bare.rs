@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct BareGpu {
     gpu: Gpu,
     stream: StreamHandle,
-    /// What is copied from and to, and the page of the word by which the stream says how far it is.
+    /// The memory to copy from and to, and the page of the word by which the stream reports its progress.
     memory: [Arc<HostMemory>; 2],
     /// By which the stream writes the word; `None` where the device cannot, whose stream is asked instead.
     pointer: Option<DevicePointer>,
@@ -60,7 +60,7 @@ impl BareGpu {
         let (host, word) = (memory(bytes.next_multiple_of(PAGE_SIZE))?, memory(PAGE_SIZE)?);
         let primary = &gpu.inner().primary;
         let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
-        // What is registered before an error stays so: this is for programs that end then.
+        // Memory that is registered before an error stays so: this is for programs that end then.
         let pointer = primary.call("locking host memory", |driver| {
             let (begin, length) = (host.as_volatile().as_ptr(), host.as_volatile().len());
             // SAFETY: both are unregistered before they are freed.
@@ -211,7 +211,7 @@ impl BareGpu {
         Ok(())
     }
 
-    /// Converts the f32 elements of `from` to `into` by the library's kernel, behind what the stream has, and does not
+    /// Converts the f32 elements of `from` to `into` by the library's kernel, behind the stream's work, and does not
     /// wait for it.
     ///
     /// # Errors
@@ -226,7 +226,7 @@ impl BareGpu {
         self.stream()?.encode_within(from, into, encoding, under_way)
     }
 
-    /// Waits for all that the stream has; the time until its end was seen.
+    /// Waits for all work of the stream; returns the time until its end was seen.
     ///
     /// # Errors
     /// Work of the process on the GPU failed, or is not done after two minutes.
@@ -260,7 +260,7 @@ impl BareGpu {
         let number = self.written + 1;
         let pointer = self.pointer;
         let begun = primary.call("copying", |driver| {
-            // The context is current already: what is bare does not pay for that.
+            // The context is current already: bare code does not pay for that.
             let begun = Instant::now();
             issue(driver)?;
             if let Some(pointer) = pointer {
@@ -300,7 +300,7 @@ impl Drop for BareGpu {
     fn drop(&mut self) {
         self.end_publishing();
         if let Err(GpuError::NotCopied { .. }) = self.finish() {
-            // What is copied must not be freed under the copies.
+            // The memory must not be freed under the copies.
             std::mem::forget((self.memory.clone(), std::mem::take(&mut self.folds)));
             return;
         }

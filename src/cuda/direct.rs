@@ -1,7 +1,7 @@
-//! Memory of a GPU as RDMA devices reach it: its dma-bufs, registrations that go with it, and how kernels come to see
-//! what devices have written there.
+//! Memory of a GPU as RDMA devices reach it: its dma-bufs, registrations that live with it, and the ways in which the
+//! writes of devices there become visible to kernels.
 //!
-//! What peers are granted is memory of this library's own, which is one allocation, or the caller's of one piece. Other
+//! Memory that is granted to peers is this library's own, which is one allocation, or the caller's of one piece. Other
 //! memory of the caller's is only read and written by requests of this process. It may have been mapped piece by piece,
 //! as PyTorch's expandable segments are: each piece is registered by itself, and a request is cut where the
 //! registrations end.
@@ -22,7 +22,7 @@ use super::sys::{Attribute, Code, FLUSH_OPTION_HOST, ORDERING_OWNER, PointerAttr
 use super::{Gpu, GpuError, GpuMemory, GpuSlice, Tickets};
 use crate::mem::{DeviceKeys, MAX_RAILS, PAGE_SIZE, Registration};
 
-/// How a kernel comes to see what RDMA devices have written to the GPU's memory before it was launched.
+/// The way in which the writes of RDMA devices to the GPU's memory become visible to a kernel that is launched later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RdmaVisibility {
     /// It sees it, as the GPU keeps the order.
@@ -37,7 +37,7 @@ pub(crate) enum RdmaVisibility {
 /// all peers.
 pub(crate) struct GpuRegistration {
     keys: DeviceKeys,
-    /// What of the GPU's memory it has.
+    /// Its part of the GPU's memory.
     addresses: Range<u64>,
     _registration: Box<dyn Registration>,
 }
@@ -136,9 +136,9 @@ impl GpuSlice {
         Some((found.keys, self.bytes().min(bytes)))
     }
 
-    /// The pages to register for its first byte, the best first: those of the whole allocation, so that all tensors in
-    /// it have them in common; and those of its memory alone. Where memory was mapped piece by piece, the driver tells
-    /// of a piece what it tells of an allocation elsewhere.
+    /// The pages to register for its first byte, the best first: the pages of the whole allocation, so that all
+    /// tensors in it have them in common; and the pages of its memory alone. Where memory was mapped piece by piece,
+    /// the driver describes a piece as it describes an allocation elsewhere.
     ///
     /// # Errors
     /// The driver does not know the memory.
@@ -220,7 +220,7 @@ impl Gpu {
         self.attribute(Attribute::DMA_BUF_SUPPORTED) != 0
     }
 
-    /// How its kernels come to see what RDMA devices have written before.
+    /// The way in which earlier writes of RDMA devices become visible to its kernels.
     pub(crate) fn rdma_visibility(&self) -> RdmaVisibility {
         if self.attribute(Attribute::GPU_DIRECT_RDMA_WRITES_ORDERING) >= ORDERING_OWNER {
             RdmaVisibility::InOrder
@@ -245,8 +245,8 @@ impl Gpu {
         }
     }
 
-    /// Lets kernels and copies that are asked for later see what RDMA devices have written, as far as this process
-    /// knows of it: by a word that a peer has written behind it, or by a completion.
+    /// Makes the writes of RDMA devices visible to later kernels and copies, as far as this process knows of the
+    /// writes: by a word that a peer has written behind them, or by a completion.
     ///
     /// # Errors
     /// The driver refuses.
@@ -263,7 +263,7 @@ impl Gpu {
     /// [held](super::GpuStream).
     ///
     /// # Errors
-    /// The memory is that of another GPU, or the driver refuses.
+    /// The memory is on another GPU, or the driver refuses.
     pub(crate) fn mark(
         &self,
         memory: &GpuSlice,

@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::sys::{Attribute, Code, IpcHandle, PointerAttribute};
 
-/// A context of a device. What it names is the driver's.
+/// A handle of a device's context, which belongs to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Context(pub(crate) usize);
 
@@ -70,7 +70,7 @@ pub(crate) trait Driver: Any + Send + Sync {
     /// Gives it back.
     fn release_primary_context(&self, device: i32) -> Result<(), Code>;
 
-    /// Makes a context current on this thread, on top of the one that was.
+    /// Makes a context current on this thread, on top of the previous one.
     fn push_context(&self, context: Context) -> Result<(), Code>;
 
     /// Takes the topmost context of this thread away.
@@ -103,7 +103,7 @@ pub(crate) trait Driver: Any + Send + Sync {
     /// pages of the host. Each dma-buf takes a window of the device's PCI address space of its own.
     fn dma_buf(&self, pointer: DevicePointer, bytes: usize) -> Result<OwnedFd, Code>;
 
-    /// Makes visible to the device what RDMA devices have written to its memory, as far as the processor knows of it.
+    /// Makes the writes of RDMA devices to the device's memory visible to it, as far as the processor knows of them.
     fn flush_rdma_writes(&self) -> Result<(), Code>;
 
     /// The device that memory is on which another process has exported.
@@ -118,11 +118,11 @@ pub(crate) trait Driver: Any + Send + Sync {
         is_writable: bool,
     ) -> Result<Allocation, Code>;
 
-    /// What other processes of this host open an allocation of `cuMemAlloc` by, which begins at `pointer`.
+    /// The handle by which other processes of this host open the allocation of `cuMemAlloc` that begins at `pointer`.
     fn share(&self, pointer: DevicePointer) -> Result<IpcHandle, Code>;
 
-    /// Opens an allocation that another process has shared, and returns where it begins here. The driver counts: what
-    /// is open already is at the same address, and is closed with the last [`close_shared`](Self::close_shared). A
+    /// Opens an allocation that another process has shared, and returns its address here. The driver counts: an open
+    /// allocation keeps its address, and is closed with the last [`close_shared`](Self::close_shared). A
     /// process does not open its own.
     fn open_shared(&self, handle: IpcHandle) -> Result<DevicePointer, Code>;
 
@@ -243,8 +243,9 @@ pub(crate) trait Driver: Any + Send + Sync {
     /// Runs a kernel behind the work of `stream`, in so many blocks of so many threads.
     ///
     /// # Safety
-    /// `parameter` is the structure of `bytes` that the kernel takes, which is read within this call. What it names
-    /// stays as it is until the kernel is done; nothing else uses what the kernel writes meanwhile.
+    /// `parameter` is the structure of `bytes` that the kernel takes, which is read within this call. The memory that
+    /// it names stays valid and unchanged until the kernel is done; nothing else uses the memory that the kernel
+    /// writes meanwhile.
     unsafe fn launch(
         &self,
         function: FunctionHandle,

@@ -20,7 +20,7 @@ pub(super) struct EncodeParameters {
     pub(super) to: DevicePointer,
 }
 
-/// What a kernel converts to: its address and length, and the host's region that it is in.
+/// The destination of a conversion: its address and length, and the host's region that it is in.
 struct EncodeTarget {
     pointer: DevicePointer,
     region: Option<MemoryRegion>,
@@ -29,8 +29,9 @@ struct EncodeTarget {
 
 impl GpuStream {
     /// Rounds the f32 elements of `from`, memory of the GPU, to `encoding`, into `into`, which has room for as many,
-    /// behind what this stream has now. The bits are those of `kernel::encode`. The kernel itself writes the host's
-    /// memory. It does not wait; the first conversion of a GPU loads the kernels, which the driver may have to compile.
+    /// behind the work that this stream has now. The bits equal those of `kernel::encode`. The kernel itself writes
+    /// the host's memory. It does not wait; the first conversion of a GPU loads the kernels, which the driver may
+    /// have to compile.
     ///
     /// # Errors
     /// The elements are not whole or not aligned, or `into` has another length; as

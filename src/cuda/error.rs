@@ -42,7 +42,7 @@ pub enum GpuError {
         /// Its version: 1000 times the major number, and 10 times the minor one.
         version: i32,
     },
-    /// The library that was opened is the one that toolkits link programs with.
+    /// The library that was opened is the stub with which toolkits link programs.
     #[error("libcuda.so.1 is the stub of a CUDA toolkit, not a driver; {}", remedy_of(self))]
     StubDriver,
     /// The driver lacks a function that it should have.
@@ -80,7 +80,7 @@ pub enum GpuError {
         /// "host memory", "managed memory" or "memory that CUDA does not know".
         kind: &'static str,
     },
-    /// The memory is that of another GPU.
+    /// The memory is on another GPU.
     #[error("the memory at {pointer:#x} is that of GPU {found}, not of GPU {ordinal}; {}", remedy_of(self))]
     OtherDevice {
         /// The address.
@@ -90,7 +90,7 @@ pub enum GpuError {
         /// The GPU that it is of.
         found: u32,
     },
-    /// The range is longer than what was allocated there.
+    /// The range is longer than the allocation.
     #[error(
         "{bytes} bytes from {pointer:#x} on were not allocated: only {available} are; {}",
         remedy_of(self)
@@ -120,7 +120,7 @@ pub enum GpuError {
         /// The error that the system reported.
         reason: String,
     },
-    /// The memory is that of a version that a reader has pinned, which the publisher lends to be read.
+    /// The memory holds a version that a reader has pinned, which the publisher lends for reading.
     #[error("the memory at {pointer:#x} is of a pinned version, and is not copied into; {}", remedy_of(self))]
     Lent {
         /// The address.
@@ -168,7 +168,7 @@ pub enum GpuError {
     NotCopied {
         /// The time that was waited.
         waited: Duration,
-        /// What the driver answers instead of telling whether the copy is done.
+        /// The driver's error when it was asked whether the copy is done.
         cause: Option<Box<GpuError>>,
     },
     /// No RDMA device carries the memory itself, and it may not be staged.
@@ -179,7 +179,7 @@ pub enum GpuError {
         /// The reason, with its remedy.
         reason: String,
     },
-    /// A conversion to halves is asked for of what are not whole f32 elements, or into a range of another length.
+    /// The source of a conversion to halves does not have whole f32 elements, or the destination has another length.
     #[error(
         "cannot convert {bytes} bytes at {pointer:#x} to halves in {room} bytes at {to:#x}: they are not as many \
          whole, aligned elements; {}",
@@ -224,7 +224,7 @@ fn asked_for(bytes: Option<usize>) -> String {
     bytes.map_or_else(String::new, |bytes| format!(" for {bytes} bytes"))
 }
 
-/// What holds a copy up.
+/// The cause that holds a copy up.
 fn delay(cause: &Option<Box<GpuError>>) -> String {
     match cause.as_deref() {
         None => "its stream has other work before the copy".into(),
@@ -251,8 +251,8 @@ impl GpuError {
     /// The error of a driver that cannot be initialised. `was_loaded` if its library was in the process before.
     pub(super) fn of_initialisation(code: Code, was_loaded: bool) -> GpuError {
         match code {
-            // What a forked child is told whose parent, or another library in it, had initialised the driver. A process
-            // that has just loaded the library inherits nothing of it.
+            // The answer to a forked child whose parent, or another library in it, had initialised the driver. A
+            // process that has just loaded the library inherits nothing of it.
             Code::NOT_INITIALIZED if was_loaded => GpuError::Forked,
             code => GpuError::of(INITIALISING, code),
         }
@@ -274,7 +274,7 @@ impl GpuError {
     }
 }
 
-/// The remedy of what a driver answers that cannot be initialised. It gives the same answer for as long as the process
+/// The remedy for the error of a driver that cannot be initialised. The error stays the same for as long as the process
 /// lives.
 fn remedy_of_initialisation(code: Code) -> &'static str {
     match code {

@@ -1,4 +1,4 @@
-//! Folds by the kernels of `cuda/`, and what they measure.
+//! Folds by the kernels of `cuda/`, and their measurements.
 
 use std::mem::size_of;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::table::Encoding;
 /// Most gradients of one fold: the parameters of a kernel take 4 KiB at most.
 pub(crate) const MAX_GRADIENTS: usize = 256;
 
-/// `struct slackline_squares` of `cuda/abi.h`: the square of the sum, and those of each gradient.
+/// `struct slackline_squares` of `cuda/abi.h`: the square of the sum, and the square of each gradient.
 type Squares = [f64; 2];
 
 /// Bytes that one measured run leaves its sums in.
@@ -64,7 +64,7 @@ pub struct GpuFold {
     pub encoding: Encoding,
     /// With their weights, in the order in which they are summed; at most 256.
     pub gradients: SmallVec<[(GpuSlice, f32); 8]>,
-    /// The parameters and then the optimiser's states: the array that is read and the one that is written.
+    /// The parameters and then the optimiser's states: for each the array to read and the array to write.
     pub arrays: SmallVec<[(GpuSlice, GpuSlice); 3]>,
     /// The elements that are folded.
     pub elements: Range<usize>,
@@ -77,7 +77,7 @@ pub struct GpuKernels {
     loaded: Arc<LoadedKernels>,
 }
 
-/// What a launch needs until it is done.
+/// The resources of a launch until it is done.
 struct LoadedKernels {
     primary: PrimaryContext,
     _module: Arc<KernelModule>,
@@ -91,7 +91,7 @@ struct LoadedKernels {
     pointer: DevicePointer,
 }
 
-/// What measured folds have besides.
+/// The additional memory of measured folds.
 struct Measuring {
     functions: [FunctionHandle; 3],
     moments: FunctionHandle,
@@ -148,7 +148,7 @@ impl GpuKernels {
         Ok(GpuKernels { gpu: gpu.clone(), loaded: Arc::new(loaded) })
     }
 
-    /// Forgets what earlier folds have said of their parameters; none is under way.
+    /// Clears the results of earlier folds about their parameters; no fold is under way.
     pub fn clear_not_finite(&self) {
         self.loaded.host.as_volatile().store_u64(0, 0);
     }
@@ -158,7 +158,7 @@ impl GpuKernels {
         self.loaded.host.as_volatile().load_u64(0) != 0
     }
 
-    /// Launches a fold behind those that were launched before. What it reads and writes is kept until it is done.
+    /// Launches a fold behind earlier ones. The memory that it reads and writes is kept until it is done.
     ///
     /// # Errors
     /// The fold is of another optimiser, has other arrays than that or more than 256 gradients; an array is shorter
@@ -169,8 +169,8 @@ impl GpuKernels {
         self.put(launch, under_way)
     }
 
-    /// The same, and measures the gradients in the same pass. What it finds is in the cell of this number, below
-    /// [`MEASURED_RUNS`](Self::MEASURED_RUNS), once it is done; no other run that is under way has the cell. After an
+    /// The same, and measures the gradients in the same pass. The result is in the cell of this number, below
+    /// [`MEASURED_RUNS`](Self::MEASURED_RUNS), once it is done; no other run under way may have the cell. After an
     /// error the fold may be under way all the same, and nothing is measured.
     ///
     /// # Errors
@@ -209,7 +209,7 @@ impl GpuKernels {
         )
     }
 
-    /// What the measured run in this cell has found: `kernel::Moments::sum_norm_squared` and `each_norm_squared`. The
+    /// The result of the measured run in this cell: `kernel::Moments::sum_norm_squared` and `each_norm_squared`. The
     /// run is done.
     pub fn measured(&self, cell: usize) -> [f64; 2] {
         let (host, begin) = (self.loaded.host.as_volatile(), self.offset(cell));
@@ -226,7 +226,7 @@ impl GpuKernels {
         self.gpu.put(GpuWork::Kernel(Box::new(launch)), None, under_way)
     }
 
-    /// A launch of the fold, once all that the kernel trusts is checked.
+    /// A launch of the fold, after a check of everything that the kernel relies on.
     pub(super) fn prepare(&self, fold: GpuFold) -> Result<Launch, GpuError> {
         if fold.optimizer.name() != self.loaded.optimizer {
             return Err(GpuError::Fold { reason: "the kernels are another optimiser's; load its own" });

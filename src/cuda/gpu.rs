@@ -13,20 +13,20 @@ use super::sys::{CAPTURE_MODE_RELAXED, Code};
 use super::{GpuError, GpuSlice};
 use crate::mem::ForkGuard;
 
-/// The oldest driver: that of CUDA 12.0, as 1000 times the major number and 10 times the minor one.
+/// The oldest driver: the one of CUDA 12.0, as 1000 times the major number and 10 times the minor one.
 const OLDEST_DRIVER: i32 = 12000;
 
 pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
     if version < OLDEST_DRIVER { Err(GpuError::OldDriver { version }) } else { Ok(()) }
 }
 
-/// A GPU. Clones are the same one, and so is what `open` gives for the same ordinal while one of them lives.
+/// A GPU. Clones are the same GPU, and `open` returns the same one again for its ordinal while a clone of it lives.
 ///
-/// It uses the primary context of the device, which is that of the CUDA runtime and of PyTorch. The context is current
-/// on the calling thread only within calls of this library. Copies run on three streams of its own, one for each way
-/// and one for those within its memory, and folds on a fourth, in the order in which they were asked for: a copy that
-/// waits for a busy stream of the caller's holds up those behind it. No call that asks for a copy waits for it. The
-/// driver itself may hold up a call: the first one for a table locks its memory, which takes seconds for many
+/// It uses the primary context of the device, as the CUDA runtime and PyTorch do. The context is current
+/// on the calling thread only within calls of this library. Copies run on three streams of its own, one for each
+/// direction and one for copies within its memory, and folds on a fourth, in the order of the calls: a copy that
+/// waits for a busy stream of the caller's holds up the copies behind it. No call that begins a copy waits for it.
+/// The driver itself may hold up a call: the first one for a table locks its memory, which takes seconds for many
 /// gigabytes, and a stream takes a thousand commands or so before the next has to wait (1,021 on an H200).
 ///
 /// The driver's library is opened by the first call, at run time; a program runs where there is none.
@@ -56,7 +56,7 @@ pub(super) struct GpuInner {
     pub(super) primary: PrimaryContext,
     /// Bytes of payloads that went through blocks of host memory.
     pub(super) staged: AtomicU64,
-    /// True if what RDMA devices have written to its memory has to be made visible to it.
+    /// True if the writes of RDMA devices to its memory have to be made visible to it.
     pub(super) flushes: AtomicBool,
     name: String,
 }
@@ -134,7 +134,7 @@ impl PrimaryContext {
             }
             result
         });
-        // A context that the driver cannot take away is that of a process at its end.
+        // The driver cannot take the context away only where the process is at its end.
         if let Err(Code(code)) = driver.pop_context() {
             tracing::warn!(code, "cannot restore the CUDA context that was current");
         }
@@ -190,7 +190,7 @@ impl Gpu {
         static OPEN: Mutex<BTreeMap<(usize, u32), Weak<GpuInner>>> = Mutex::new(BTreeMap::new());
         let key = (Arc::as_ptr(&driver).addr(), ordinal);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that is open keeps its driver, so that no other has its address.
+        // An open GPU keeps its driver, so that no other driver has the same address.
         if let Some(inner) = open.get(&key).and_then(Weak::upgrade) {
             return Ok(Gpu { inner, requires_gpudirect: false });
         }
@@ -229,8 +229,8 @@ impl Gpu {
         Ok(Gpu { inner, requires_gpudirect: false })
     }
 
-    /// The same for transports that reach its memory directly. One that would have to stage payloads through host
-    /// memory listens and connects with this GPU nowhere, and says why
+    /// The same for transports that reach its memory directly. A transport that would have to stage payloads through
+    /// host memory does not listen or connect with this GPU, and says why
     /// ([`ConnectError::Staged`](crate::ConnectError::Staged)); a job passes it over.
     ///
     /// ```no_run

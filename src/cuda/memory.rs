@@ -48,11 +48,11 @@ impl GpuMemory {
     /// The caller's memory where it lies: `bytes` from `pointer` on, a tensor say. Neither needs any alignment. `owner`
     /// is dropped once nothing uses the memory any more, neither a value of this type nor a copy that is under way, nor
     /// a process of this host that reads frames in it ([`PublisherOptions`](crate::weights::PublisherOptions)); it is
-    /// whatever keeps the memory alive, and must not wait for a copy when it is dropped. An allocator that gives a
-    /// freed block out again at once, as PyTorch's does, would otherwise give it out while it is copied.
+    /// any value that keeps the memory alive, and must not wait for a copy when it is dropped. An allocator that
+    /// reuses a freed block at once, as PyTorch's does, would otherwise give it out while it is copied.
     ///
     /// # Errors
-    /// The range is not memory of this GPU, is managed memory or that of another context than the primary one, or was
+    /// The range is not memory of this GPU, is managed memory or memory of another context than the primary one, or was
     /// not allocated as a whole.
     ///
     /// # Safety
@@ -92,9 +92,9 @@ impl GpuMemory {
     }
 
     /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU, or for the
-    /// one that the memory is on if this one has no peer access to that. It stays allocated until the last process has
-    /// let go of it. Memory of the caller's that this process has lent is itself. Returns the GPU whose memory it is
-    /// from now on.
+    /// GPU that the memory is on if this one has no peer access to it. It stays allocated until the last process has
+    /// released it. Memory of the caller's that this process has lent is used itself. Returns the GPU whose memory it
+    /// is from now on.
     ///
     /// # Errors
     /// The descriptor is none of memory of a GPU, the memory has another length, or this process cannot use the GPU
@@ -139,8 +139,8 @@ impl GpuMemory {
         Ok((home, memory))
     }
 
-    /// What another process of this host maps it by, and the length that it maps: all of the caller's, or of what was
-    /// [allocated](Self::allocate) here, which takes whole units of the device.
+    /// The handle by which another process of this host maps it, and the length to map: all of the caller's memory,
+    /// or the whole [allocation](Self::allocate) of this library, which has whole units of the device.
     ///
     /// # Errors
     /// The memory is the caller's and of a kind that is not passed on, or a peer's; or the driver refuses.
@@ -314,7 +314,7 @@ impl GpuSlice {
         if self.is_writable() { Ok(()) } else { Err(GpuError::Lent { pointer: self.pointer() }) }
     }
 
-    /// What it is a range of.
+    /// The memory that it is a range of.
     #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA alone registers it"))]
     pub(crate) fn memory(&self) -> &GpuMemory {
         &self.memory

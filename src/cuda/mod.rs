@@ -1,20 +1,20 @@
 //! GPU memory: the driver found at run time, memory of a GPU, and copies between it and host memory that are ordered
 //! with the streams of the program.
 //!
-//! Payloads may lie on a GPU; the words of the protocol never do. A copy is put behind what the caller's stream has at
-//! the time of the call, by an event, and runs on a stream of this library's own. [`Tickets`] say when their
-//! bytes are there; nobody waits for one. What a copy reads and writes is kept until then, since work of a GPU
-//! cannot be called off.
+//! Payloads may be on a GPU; the words of the protocol never are. A copy is ordered behind the work that the caller's
+//! stream has at the time of the call, by an event, and runs on a stream of this library's own. [`Tickets`] say when
+//! its bytes are there; no call waits for one. The memory of a copy is kept until then, since work of a GPU cannot be
+//! cancelled.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `driver` | the calls of the driver, as a trait |
-//! | `library`, `sys` | `libcuda.so.1`, opened at run time, and what its header says |
+//! | `library`, `sys` | `libcuda.so.1`, opened at run time, and the definitions of its header |
 //! | `gpu` | a device with its primary context |
 //! | `memory`, `stream` | memory of a GPU; a stream of the caller's |
 //! | `lent` | memory of the caller's that other processes open where it lies |
 //! | `direct` | memory of a GPU as RDMA devices reach it |
-//! | `probe`, `window` | what a GPU can do, and its window on the PCI bus, for `slackline doctor` |
+//! | `probe`, `window` | the capabilities of a GPU, and its window on the PCI bus, for `slackline doctor` |
 //! | `bare` | the driver with nothing around it, for programs that measure and test on a GPU |
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
 //! | `kernels` | the kernels of `cuda/`, loaded, and launches of them |

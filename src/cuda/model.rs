@@ -69,8 +69,8 @@ impl GpuLayer {
 /// A classifier on a GPU: softmax regression, or a perceptron with hidden layers, with the examples that it learns
 /// from. Its gradients agree with those of a processor within 10^-5 of the largest magnitude, and not to the bit.
 ///
-/// Everything runs on one stream of the model's own, [`stream`](Self::stream): it is what parameters are copied for and
-/// gradients are published behind. The stream ends with the model.
+/// Everything runs on one stream of the model's own, [`stream`](Self::stream): parameters are copied for this stream,
+/// and gradients are published behind its work. The stream ends with the model.
 pub struct GpuModel {
     gpu: Gpu,
     kernels: ModelKernels,
@@ -234,7 +234,7 @@ impl GpuModel {
     /// Work of this process on the GPU failed, the driver refuses, or it does not say that the gradient is over.
     ///
     /// # Panics
-    /// If there are no rows, more than a batch has, or one that is not there.
+    /// If there are no rows, more rows than a batch has, or a row that does not exist.
     pub fn begin(&mut self, rows: &[usize]) -> Result<(), GpuError> {
         assert!((1..=self.batch).contains(&rows.len()), "a batch of {} of {}", rows.len(), self.batch);
         assert!(rows.iter().all(|row| *row < self.examples), "a row is that of an example");
@@ -316,7 +316,7 @@ impl GpuModel {
         let inputs = if index == 0 { &self.inputs } else { &self.outputs[index - 1] };
         let parameters = LayerParameters {
             inputs: inputs.pointer(),
-            // Those of a hidden layer are in the order of the batch.
+            // The rows of a hidden layer are in the order of the batch.
             rows: if index == 0 { self.rows.1.pointer() } else { 0 },
             parameters: own.pointer() + 4 * layer.start as u64,
             outputs: outputs.pointer(),

@@ -34,7 +34,7 @@ impl HostBytes {
     }
 }
 
-/// The streams of this library's own, by what is put there.
+/// The streams of this library's own, by the work that they get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueKind {
     /// Copies from the GPU to host memory, and conversions.
@@ -47,7 +47,7 @@ pub(super) enum QueueKind {
     Folds,
 }
 
-/// A piece of work. What it names is kept until it is done.
+/// A piece of work. The memory that it names is kept until it is done.
 pub(super) enum GpuWork {
     /// To the host's region, from the byte `offset` of it on.
     ToHost { from: GpuSlice, host: HostBytes, offset: usize },
@@ -59,7 +59,7 @@ pub(super) enum GpuWork {
     Clear { into: GpuSlice },
     /// A kernel of ours.
     Kernel(Box<Launch>),
-    /// Nothing: its end is that of all before it. It stands for what a device will do to the memory then.
+    /// No work of its own: it ends with all work before it. It represents the later access of a device to the memory.
     Mark { memory: GpuSlice, writes: bool },
 }
 
@@ -99,8 +99,8 @@ impl GpuWork {
         let host_range = |host: &HostBytes, offset, device: &GpuSlice| {
             host.region().as_volatile().subslice(offset, device.bytes()).as_ptr()
         };
-        // SAFETY: all ranges are inside memory that is kept until the work is done. What is written was set aside by
-        // its owner for this, and what is read is not written meanwhile.
+        // SAFETY: all ranges are inside memory that is kept until the work is done. The owner of the destination has
+        // set it aside for this, and the source is not written meanwhile.
         unsafe {
             match self {
                 GpuWork::ToHost { from, host, offset } => {
@@ -122,11 +122,11 @@ impl GpuWork {
     }
 }
 
-/// A stream of the caller's that work is ordered with: the work comes behind what the stream has.
+/// A stream of the caller's with which work is ordered: the work comes behind the stream's current work.
 #[derive(Clone, Copy)]
 pub(super) struct CallersStream {
     pub(super) handle: StreamHandle,
-    /// What it gets later waits for the work.
+    /// Later work of the stream waits for this work.
     pub(super) waits: bool,
 }
 
@@ -135,19 +135,19 @@ pub(super) struct CallersStream {
 /// The counter is a word of host memory that the stream itself writes behind each copy, so that to ask for it takes a
 /// load. Where a device cannot, an event is recorded behind each copy.
 pub(super) struct GpuQueue {
-    /// The number of the last piece of work that was put there. Who puts work there holds it, also while the driver has
-    /// no room for more, and a look for the end of work does not take it.
+    /// The number of the last piece of work that was put there. A thread that puts work there holds this lock, also
+    /// while the driver has no room for more, and a look for the end of work does not take it.
     issued: Mutex<u64>,
     state: Mutex<QueueState>,
     questions: AtomicU32,
     unanswered: Mutex<Unanswered>,
-    /// The number of the last copy that is known to be done, where the word does not say so. It passes from the thread
-    /// that the driver has told to others, and with it what the copy wrote.
+    /// The number of the last copy that is known to be done, where the word does not say so. The thread that learned it
+    /// from the driver passes it to other threads, and with it the bytes of the copy.
     done: AtomicU64,
-    /// Threads that let go of memory just now.
+    /// Threads that are releasing memory.
     letting_go: AtomicU32,
     stream: StreamHandle,
-    /// What the queue waits for of the caller's stream, and what that waits for of the queue.
+    /// The event of the caller's stream that the queue waits for, and the event of the queue that the stream waits for.
     before: EventHandle,
     after: EventHandle,
     counter: Counter,
@@ -156,14 +156,14 @@ pub(super) struct GpuQueue {
 
 #[derive(Default)]
 struct QueueState {
-    /// What copies use that are not known to be done, by their numbers.
+    /// The memory of copies that are not known to be done, by their numbers.
     kept: VecDeque<(u64, GpuWork)>,
     /// Events behind copies, by their numbers, and such as are free.
     events: VecDeque<(u64, EventHandle)>,
     free_events: Vec<EventHandle>,
 }
 
-/// What the driver answers instead of telling whether a copy is done.
+/// The driver's error when it was asked whether a copy is done.
 #[derive(Default)]
 struct Unanswered {
     /// Its last answer, and the number of the copy that it was asked for.
@@ -184,7 +184,7 @@ impl GpuQueue {
                 .is_ok_and(|value| value != 0)
         };
         let making = |code| primary.error("making a stream", code);
-        // What is made is in the queue at once, whose end gives it back also after an error.
+        // Each resource is in the queue at once, and the end of the queue frees it also after an error.
         let stream = primary.call("making a stream", |driver| driver.create_stream())?;
         let (issued, state) = (Mutex::default(), Mutex::default());
         let (questions, letting_go) = (AtomicU32::new(0), AtomicU32::new(0));
@@ -234,9 +234,9 @@ impl GpuQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts work behind all that the queue has, and behind what the caller's stream has now. Returns its number, if it
-    /// may be under way, also when that call of the driver or a later one has failed; its memory is kept until it is
-    /// done.
+    /// Puts work behind all work of the queue, and behind the current work of the caller's stream. Returns its
+    /// number, if it may be under way, also when that call of the driver or a later one has failed; its memory is
+    /// kept until it is done.
     pub(super) fn put(
         &self,
         work: GpuWork,
@@ -252,8 +252,8 @@ impl GpuQueue {
                 self.hold_behind(driver, stream.handle)?;
             }
             let begun = work.issue(driver, self.stream);
-            // From here on the work cannot be called off: a call that fails late has begun it all the same. If its
-            // number is not written behind it, that of the next one is, or the stream has nothing to do any more.
+            // From here on the work cannot be cancelled: a call that fails late has begun it all the same. If its
+            // number is not written behind it, the number of the next work is, or the stream becomes idle.
             *last += 1;
             let number = *last;
             under_way = Some(number);
@@ -269,7 +269,7 @@ impl GpuQueue {
         (under_way, issued)
     }
 
-    /// Has later work of the queue wait for what a stream of the caller's has now.
+    /// Makes later work of the queue wait for the current work of a stream of the caller's.
     fn hold_behind(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), GpuError> {
         let failed = |code| self.primary.error("waiting for a stream", code);
         if driver.is_capturing(stream).map_err(failed)? {
@@ -282,19 +282,19 @@ impl GpuQueue {
         Ok(())
     }
 
-    /// Has later work of a stream of the caller's wait for what the queue has now.
+    /// Makes later work of a stream of the caller's wait for the current work of the queue.
     fn order_before(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), Code> {
         driver.record(self.after, self.stream)?;
         driver.wait_for(stream, self.after)
     }
 
-    /// Has later work of the queue wait for what a stream of the caller's has now.
+    /// Makes later work of the queue wait for the current work of a stream of the caller's.
     pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> Result<(), GpuError> {
         let _one_at_a_time = self.issued();
         self.primary.within(|driver| self.hold_behind(driver, stream))
     }
 
-    /// Has later work of a stream of the caller's wait for what the queue has now.
+    /// Makes later work of a stream of the caller's wait for the current work of the queue.
     pub(super) fn hold_stream(&self, stream: StreamHandle) -> Result<(), GpuError> {
         let _one_at_a_time = self.issued();
         let failed = |code| self.primary.error("waiting for a copy", code);
@@ -306,7 +306,7 @@ impl GpuQueue {
         })
     }
 
-    /// Has later work of another queue of this GPU wait for what this one has now.
+    /// Makes later work of another queue of this GPU wait for the current work of this one.
     pub(super) fn hold_queue(&self, other: &GpuQueue) -> Result<(), GpuError> {
         self.hold_stream(other.stream)
     }
@@ -330,7 +330,7 @@ impl GpuQueue {
         }
     }
 
-    /// True once the copy of this number is done, and all its bytes are there; what it used is let go of. It does not
+    /// True once the copy of this number is done, and all its bytes are there; its memory is released. It does not
     /// wait.
     ///
     /// # Errors
@@ -344,7 +344,7 @@ impl GpuQueue {
         }
     }
 
-    /// What the driver answers of a copy that is not known to be done, instead of telling whether it is.
+    /// The driver's error when it was asked whether a copy is done that is not known to be done.
     pub(super) fn unanswered(&self) -> Option<GpuError> {
         let last = || self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).last.clone();
         let (number, _) = last()?;
@@ -393,7 +393,7 @@ impl GpuQueue {
     fn done(&self) -> Result<u64, GpuError> {
         match &self.counter {
             Counter::Word { memory, .. } => {
-                // All that the stream has done before is visible behind this load.
+                // All earlier work of the stream is visible behind this load.
                 let written = memory.as_volatile().load_u64(0);
                 Ok(written.max(self.done.load(Acquire)))
             }
@@ -414,7 +414,7 @@ impl GpuQueue {
         }
     }
 
-    /// Lets go of what copies used that are done. False while another thread does so, too.
+    /// Releases the memory of completed copies. False while another thread does so, too.
     fn let_go(&self) -> bool {
         let Ok(done) = self.done() else { return false };
         loop {
@@ -440,8 +440,8 @@ impl Drop for GpuQueue {
         let mut state = mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
         // A forked child has neither the stream nor its copies; after a fault there are none any more.
         if !matches!(is_idle, Ok(true) | Err(GpuError::Forked | GpuError::Faulted { .. })) {
-            // To wait could take for ever, and what copies use must not be freed under them. At the end of a process
-            // the driver may be gone already.
+            // To wait could take for ever, and the memory of copies must not be freed under them. At the end of a
+            // process the driver may be gone already.
             let code = if let Err(GpuError::Driver { code, .. }) = is_idle { Some(Code(code)) } else { None };
             if code != Some(Code::DEINITIALIZED) {
                 let copies = state.kept.len();

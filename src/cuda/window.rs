@@ -55,7 +55,7 @@ struct NvmlFunctions {
 
 impl NvmlFunctions {
     fn find() -> Result<NvmlFunctions, GpuWindowError> {
-        // SAFETY: a string that ends in NUL; the library's constructors are those of the driver. It is never closed.
+        // SAFETY: a string that ends in NUL; the library's constructors belong to the driver. It is never closed.
         let handle = unsafe { libc::dlopen(SONAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: the text of this thread's last error, or null; it lives until the next call, and is copied.
