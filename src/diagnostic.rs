@@ -1,10 +1,11 @@
-//! What the errors of this library say to programs.
+//! The properties of errors for programs.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// What an error says to programs; its text says the same to people. All public errors of this library implement it.
+/// The properties of an error for programs; its text tells the same to people. All public errors of this library
+/// implement it.
 ///
 /// ```
 /// use slackline::{Diagnostic, ElementType, Table};

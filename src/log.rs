@@ -27,8 +27,8 @@ pub struct LogLine {
     pub text: String,
 }
 
-/// Gives the log of this process to `take`, once and for good: false if it is given to another function already.
-/// There is no line before [`set_log_level`] asks for some. `take` is called by any thread, by several at once too.
+/// Gives the log of this process to `take`, permanently: false if another function has it already. There is no line
+/// before [`set_log_level`] asks for some. `take` is called by any thread, by several at once too.
 pub fn take_log(take: impl Fn(LogLine) + Send + Sync + 'static) -> bool {
     tracing::subscriber::set_global_default(LineSubscriber(take)).is_ok()
 }
@@ -55,7 +55,7 @@ impl<F: Fn(LogLine) + Send + Sync + 'static> Subscriber for LineSubscriber<F> {
         Some(last.copied().map_or(LevelFilter::OFF, LevelFilter::from_level))
     }
 
-    /// Spans are not shown: events of this library say all that they have to say themselves.
+    /// Spans are not shown: events of this library are complete without them.
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
     }
@@ -68,7 +68,7 @@ impl<F: Fn(LogLine) + Send + Sync + 'static> Subscriber for LineSubscriber<F> {
         let mut words = LineWords::default();
         event.record(&mut words);
         let metadata = event.metadata();
-        // What a peer has said may hold line ends and worse.
+        // A peer's text may contain line ends and control characters.
         let text = words.message + &words.fields;
         let text = text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
         (self.0)(LogLine { level: number(metadata.level()), module: metadata.target(), text });

@@ -308,8 +308,8 @@ impl TableBuilder {
         self
     }
 
-    /// Has each tensor begin at a multiple of `bytes`, a power of two of at most 4096: 256 is what DLPack asks for, and
-    /// 64 is a cache line. A server's table stays as it is by default, dense.
+    /// Aligns each tensor to a multiple of `bytes`, a power of two of at most 4096: DLPack asks for 256, and 64 is a
+    /// cache line. A server's table stays as it is by default, dense.
     pub fn align(mut self, bytes: u64) -> Self {
         self.align = bytes;
         self

@@ -1,4 +1,4 @@
-//! The check that a fold can be done: all that the loops rely on is checked here, once per fold.
+//! The check that a fold is possible: everything that the loops rely on is checked here, once per fold.
 
 use core::fmt;
 use core::ops::Range;

@@ -7,10 +7,10 @@ use crate::mem::VolatileSlice;
 /// Copied out and summed at a time: stays in the first-level cache.
 const PIECE: usize = 8 << 10;
 
-/// CRC-64/NVME of `bytes`, continuing from `seed`: 0 to begin, or what an earlier call returned, so that
+/// CRC-64/NVME of `bytes`, continuing from `seed`: 0 to begin, or the result of an earlier call, so that
 /// `crc64(payload, crc64(header, 0))` is the sum of the two in a row.
 ///
-/// The bytes go through a buffer on the stack, so what is summed is one copy of them, whatever a peer writes
+/// The bytes go through a buffer on the stack, so the checksum is of one copy of them, even if a peer writes
 /// meanwhile. That runs at 10 GB/s per core over more than the caches hold (Xeon with AVX-512, two thirds of what a
 /// core reads).
 ///

@@ -44,7 +44,7 @@ pub const MAX_GRADIENTS: usize = 1024;
 /// One gradient of a fold.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradient<'a> {
-    /// Its elements, of the fold's encoding. A peer may be writing them: what is read then is garbage, not harm.
+    /// Its elements, of the fold's encoding. A peer may be writing them: the values are garbage then, and do no harm.
     pub elements: VolatileSlice<'a>,
     /// The factor of this gradient in the sum.
     pub weight: f32,
@@ -123,7 +123,7 @@ impl Fold<'_> {
         self.run_on::<false>(lanes::Level::best()).map(|found| found.finite)
     }
 
-    /// As [`run`](Self::run), with the same results, and measures what it sums in the same pass over memory.
+    /// As [`run`](Self::run), with the same results, and measures the gradients in the same pass over memory.
     ///
     /// Squares are f32, added up within a relative error of 10^-6; an element of more than 10^19 makes them infinite,
     /// one of less than 10^-19 counts as nothing. The same fold on the same processor measures the same, wherever its

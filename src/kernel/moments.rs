@@ -1,7 +1,7 @@
 //! The statistics that a fold can give of the gradients that it summed.
 
 /// Second moments of `k` gradients: from [`Fold::run_measured`](super::Fold::run_measured), over the elements that it
-/// folded. Those of disjoint parts of the same gradients add up; added in the same order they give the same bits.
+/// folded. The moments of disjoint parts of the same gradients add up; added in the same order they give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moments {
     /// `|sum over j of w_j * g_j|^2`.
@@ -44,7 +44,7 @@ impl Moments {
     /// `(sum |g_j|^2 / k - |m|^2) / (1 - sum a_j^2)`, for equal weights the sample variance
     /// `sum |g_j - m|^2 / (k - 1)`. Rounding, and weights that differ, can take it below zero; it is 0 then.
     ///
-    /// `None` for what the gradients do not tell: the norm if there are none or their weights add up to nothing, the
+    /// `None` where the gradients do not determine it: the norm if there are none or their weights add up to 0, the
     /// variance of fewer than two, and both where a gradient is not finite.
     pub fn statistics(&self) -> (Option<f64>, Option<f64>) {
         let finite = |value: f64| value.is_finite().then_some(value);

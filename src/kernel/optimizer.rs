@@ -1,4 +1,4 @@
-//! Optimisers: what one step does to one parameter, in the order of operations that every code path keeps.
+//! Optimisers: the effect of one step on one parameter, in the order of operations that every code path keeps.
 
 use serde::{Deserialize, Serialize};
 
@@ -108,7 +108,7 @@ impl AdamParameters {
 }
 
 impl Default for AdamParameters {
-    /// PyTorch's defaults for Adam: no decay. Those for AdamW have a decay of 0.01.
+    /// PyTorch's defaults for Adam: no decay. The defaults for AdamW have a decay of 0.01.
     fn default() -> Self {
         Self::DEFAULT
     }

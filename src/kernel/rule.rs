@@ -130,8 +130,8 @@ impl<const DECOUPLED: bool> Rule for Adam<DECOUPLED> {
     }
 }
 
-/// The constants of an optimiser's step as its formulas take them, each rounded to f32 once: what a kernel of a GPU is
-/// given. Those that the rule does not have are 0.
+/// The constants of an optimiser's step as its formulas take them, each rounded to f32 once, for the kernels of a GPU.
+/// Constants that the rule does not have are 0.
 #[cfg(all(feature = "cuda", not(loom)))]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RuleConstants {
@@ -150,7 +150,7 @@ pub(crate) struct RuleConstants {
 
 #[cfg(all(feature = "cuda", not(loom)))]
 impl RuleConstants {
-    /// Those of step number `step`, the first being 1.
+    /// The constants of step number `step`, the first being 1.
     pub(crate) fn of(optimizer: &Optimizer, rate: f32, step: u64) -> RuleConstants {
         let none = RuleConstants { rate, ..RuleConstants::default() };
         match *optimizer {

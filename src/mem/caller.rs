@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 
 use super::{HostMemory, MemoryError};
 
-/// Memory of the caller's that a [`Reader`](crate::node::Reader) or a [`Worker`](crate::Worker) is to use where it
-/// lies: that of a tensor of another library, say. Over RDMA the device reads and writes it, over other transports
-/// this process; no copy is made on the way.
+/// Memory of the caller's that a [`Reader`](crate::node::Reader) or a [`Worker`](crate::Worker) is to use in place,
+/// such as a tensor of another library. Over RDMA the device reads and writes it, over other transports this process;
+/// no copy is made on the way.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -52,7 +52,7 @@ unsafe impl Sync for CallerMemory {}
 impl CallerMemory {
     /// `bytes` from `pointer` on, which must be a multiple of 8. `owner` is dropped once nothing uses the memory any
     /// more: neither a reader or worker, which may be given other memory or dropped, nor a request that is under way.
-    /// It is whatever keeps the memory alive.
+    /// It is any value that keeps the memory alive.
     ///
     /// # Safety
     /// Until `owner` is dropped the range is initialised memory that this process may read and write from any thread,

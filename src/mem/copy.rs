@@ -1,4 +1,4 @@
-//! Copying: libc's `memcpy` for what is short, and for what is long the way and the threads that were the fastest.
+//! Copying: libc's `memcpy` for short copies, and for long ones the fastest way and number of threads.
 //!
 //! No way is the fastest everywhere. A copy longer than the caches may lose a third of its bandwidth to reading each
 //! destination line before writing it, which a non-temporal store does not; but on a machine whose last cache holds
@@ -57,15 +57,15 @@ fn cache_size(index: u8) -> Option<usize> {
     kib.checked_mul(1 << 10)
 }
 
-/// From how many bytes on a copy may make non-temporal stores, whatever was asked for.
+/// The least length in bytes from which on a copy may make non-temporal stores, for any hint of the caller.
 ///
 /// Ours make none below a page, where setting them up is not worth it. libc's `memcpy` makes them on its own account:
 /// glibc's does so from three quarters of its share of the last cache on, and from 16 KiB on where a virtual machine
 /// reports its caches badly.
 const MAY_STREAM: usize = 4096;
 
-/// Copies of this many bytes, and pieces of such copies, are long: what is the fastest for them is measured. Shorter
-/// ones are libc's.
+/// Copies of this many bytes, and pieces of such copies, are long: the fastest way for them is measured. Shorter ones
+/// are libc's.
 const LONG: usize = 256 << 10;
 
 /// Copies `len` bytes. A copy that streams, on this thread or on others, stays behind every earlier store and before
@@ -74,11 +74,11 @@ const LONG: usize = 256 << 10;
 /// # Safety
 ///
 /// `source` must be valid for reads and `destination` for writes of `len` bytes. Others may write the source and
-/// read the destination meanwhile; what is copied then is some mixture of bytes.
+/// read the destination meanwhile; the copy then is some mixture of bytes.
 #[inline]
 pub(super) unsafe fn copy_bytes(destination: *mut u8, source: *const u8, len: usize, streaming: Streaming) {
     if len <= 64 && (len | destination.addr() | source.addr()).is_multiple_of(8) {
-        // Words never tear: that is what announcements and headers are made of.
+        // Words never tear: announcements and headers consist of them.
         for at in (0..len).step_by(8) {
             // SAFETY: inside both ranges and aligned; both accesses are single machine words.
             unsafe {
@@ -110,7 +110,7 @@ pub(super) unsafe fn copy_bytes(destination: *mut u8, source: *const u8, len: us
     }
 }
 
-/// Copies a piece of a long copy of `total` bytes by what is the fastest, or tries what may be.
+/// Copies a piece of a long copy of `total` bytes by the fastest plan, or tries one that may be.
 ///
 /// # Safety
 /// As [`copy_bytes`], behind a [`store_fence`](ways::store_fence).

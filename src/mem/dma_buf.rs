@@ -23,12 +23,13 @@ const CLOEXEC: u32 = 1;
 
 impl HostMemory {
     /// This [shared](HostMemory::shared) memory as a dma-buf, the form in which drivers of GPUs hand their memory to
-    /// RDMA devices: what takes it from there may take a GPU's as well. It keeps the memory, however long this lives.
+    /// RDMA devices: a device that registers it may register a GPU's as well. The dma-buf keeps the memory alive.
     ///
     /// It has whole pages: the last one may be longer than this is.
     ///
     /// # Errors
-    /// The kernel or the user lacks what is needed ([`MemoryError::DmaBuf`]), or the memory cannot be shared.
+    /// The kernel or the user lacks the support or the rights ([`MemoryError::DmaBuf`]), or the memory cannot be
+    /// shared.
     pub fn dma_buf(&self) -> Result<OwnedFd, MemoryError> {
         let refuse = |source: io::Error| {
             let remedy = match source.raw_os_error() {
@@ -54,7 +55,7 @@ impl HostMemory {
             offset: 0,
             size: self.len().next_multiple_of(PAGE_SIZE) as u64,
         };
-        // SAFETY: the request is what this number takes, and lives for the call; both descriptors are open.
+        // SAFETY: the request has the type of this number, and lives for the call; both descriptors are open.
         let made = unsafe { libc::ioctl(device.as_raw_fd(), CREATE as _, &raw const request) };
         if made < 0 {
             return Err(refuse(io::Error::last_os_error()));
@@ -63,11 +64,11 @@ impl HostMemory {
         Ok(unsafe { OwnedFd::from_raw_fd(made) })
     }
 
-    /// `bytes` of zeroed memory that RDMA devices register as a dma-buf, and not by its address. So does memory of a
-    /// GPU come to them: what is registered and granted of this takes the same calls, with no GPU.
+    /// `bytes` of zeroed memory that RDMA devices register as a dma-buf, and not by its address, as they register
+    /// memory of a GPU: registrations and grants of it take the same calls, without a GPU.
     ///
     /// # Errors
-    /// Those of [`shared`](HostMemory::shared) and [`dma_buf`](HostMemory::dma_buf).
+    /// The errors of [`shared`](HostMemory::shared) and [`dma_buf`](HostMemory::dma_buf).
     pub fn in_dma_buf(bytes: usize) -> Result<HostMemory, MemoryError> {
         let memory = HostMemory::shared(bytes)?;
         let dma_buf = memory.dma_buf()?;

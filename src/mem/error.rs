@@ -9,7 +9,7 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// A length of zero, or one that no address space holds.
+    /// A length of zero, or a length that no address space holds.
     #[error("cannot map {bytes} bytes of memory: a length must lie between 1 and {max}", max = isize::MAX)]
     Length {
         /// The length asked for.

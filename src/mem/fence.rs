@@ -34,7 +34,7 @@ pub fn fence(ordering: Ordering) {
 #[cfg(not(loom))]
 const WORDS_ORDER_DEVICES: bool = cfg!(target_arch = "x86_64");
 
-/// Loads a word. `Acquire` holds for what a processor or a device stored before it stored the word.
+/// Loads a word. `Acquire` holds for all stores of a processor or a device before it stored the word.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(super) fn load(word: &AtomicU64, ordering: Ordering) -> u64 {
@@ -96,7 +96,7 @@ mod aarch64 {
     }
 }
 
-/// Lets others run inside a loop that waits for what they write.
+/// Lets other threads run inside a loop that waits for their writes.
 #[inline]
 pub fn pause() {
     #[cfg(not(loom))]

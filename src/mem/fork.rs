@@ -16,7 +16,7 @@ static MARKER: LazyLock<Option<(&AtomicU64, &HostMemory)>> = LazyLock::new(|| {
 });
 
 /// Grows with every process of a line of descent that made a guard. A child inherits the value of its parent, so no
-/// number is used twice among a process and those it descends from, and only their guards can get into its hands.
+/// number is used twice among a process and its ancestors, and a process can only have guards of these.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Tells whether it was made in this very process, or in one that this process was forked from.
@@ -46,7 +46,7 @@ impl ForkGuard {
         ForkGuard { born: current() }
     }
 
-    /// True in a process that was forked from the one that made this guard.
+    /// True in a process that was forked from the process that made this guard.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.born != current()
@@ -81,7 +81,7 @@ pub(crate) fn alone(test: &str) -> bool {
 /// [`alone`].
 #[cfg(test)]
 pub(crate) fn true_in_a_forked_child(child: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `child` alone and leaves by `_exit`; the pid is that of our child, and `status` is live.
+    // SAFETY: the child runs `child` alone and leaves by `_exit`; the pid belongs to our child, and `status` is live.
     unsafe {
         let pid = libc::fork();
         assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());

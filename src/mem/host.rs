@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use super::error::check_length;
 use super::{MemoryError, VolatileSlice};
 
-/// Bytes in one ordinary page: what payloads are aligned to.
+/// Bytes in one ordinary page, to which payloads are aligned.
 pub const PAGE_SIZE: usize = 4096;
 
 /// Bytes in one huge page.
@@ -21,7 +21,7 @@ const HUGE_PAGE: usize = 2 << 20;
 /// From this length on a mapping asks for transparent huge pages.
 const HUGE_ADVICE_FROM: usize = 2 * HUGE_PAGE;
 
-/// What keeps the memory mapped, or allocated.
+/// The owner of the mapping or the allocation.
 enum Backing {
     Private(MmapRaw),
     SharedFile(MmapRaw, OwnedFd),
@@ -92,7 +92,7 @@ impl HostMemory {
             MemoryError::Map { bytes, kind: "anonymous", source, remedy: "ask for less, or free memory" }
         })?;
         let first = if spare == 0 { 0 } else { map.as_ptr().addr().wrapping_neg() % HUGE_PAGE };
-        // What is used lies inside of the mapping.
+        // The used part lies inside of the mapping.
         let pointer = map.as_mut_ptr().wrapping_add(first);
         Ok(Self { pointer, bytes, writable: true, backing: Backing::Private(map) }.advised())
     }
@@ -231,8 +231,8 @@ impl HostMemory {
         let Backing::Private(map) = &self.backing else {
             return Err(io::Error::other("only private memory is wiped in forked children"));
         };
-        // SAFETY: the range is exactly this mapping. The advice changes what a forked child sees, and nothing here:
-        // the child reads zeros, which is a value that any word may have.
+        // SAFETY: the range is exactly this mapping. The advice changes only the view of a forked child:
+        // the child reads zeros, a value that any word may have.
         unsafe {
             rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), rustix::mm::Advice::LinuxWipeOnFork)?;
         }

@@ -1,12 +1,12 @@
-//! Memory that peers may read and write: who owns it, what of it was registered, and how it is touched.
+//! Memory that peers may read and write: its owner, its registered parts, and the access to it.
 //!
 //! Pointers end here. Above this module there are only [`MemoryRegion`]s, slices of them and keys, and the bytes
 //! of a region are reached through [`VolatileSlice`], never through a Rust reference: a peer may be writing them
 //! at any moment.
 //!
-//! Under `--cfg loom` the two files that hold bytes are exchanged for those in `loom/`: the same faces over the model
-//! checker's atomic words, so that everything above is checked as it is shipped. So is the one that knows of forks, of
-//! which a model has none.
+//! Under `--cfg loom` the two files that hold bytes are exchanged for the files in `loom/`: the same interfaces over
+//! the model checker's atomic words, so that everything above is checked as it is shipped. The file on forks is
+//! exchanged, too: a model has no forks.
 #![allow(unsafe_code)]
 
 #[cfg(not(loom))]

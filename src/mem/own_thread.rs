@@ -26,8 +26,8 @@ impl OwnThread {
     /// Asks the thread to end, by `ask`, and waits until it has. False if it has panicked, which the panic hook has
     /// told.
     ///
-    /// In a forked child nothing is asked and nothing waited for, and what `ask` holds is kept: the thread is the
-    /// parent's, and may have held any lock when that forked.
+    /// In a forked child it neither asks nor waits, and leaks the resources of `ask`: the thread is the parent's, and
+    /// may have held any lock at the time of the fork.
     pub(crate) fn end(self, ask: impl FnOnce()) -> bool {
         if self.guard.is_inherited() {
             std::mem::forget((self, ask));

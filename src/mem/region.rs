@@ -21,10 +21,10 @@ bitflags::bitflags! {
         const REMOTE_WRITE = 2;
         /// Peers may fetch-add and compare-swap.
         const REMOTE_ATOMIC = 4;
-        /// Writes of peers to this region may become visible in any order, also before what they wrote elsewhere
-        /// earlier. They do become visible before what the peer writes afterwards to regions without this flag. It
-        /// is for payloads that a later word elsewhere announces. It is never for that word, and never for what an
-        /// earlier word warns of.
+        /// Writes of peers to this region may become visible in any order, also before earlier writes to other regions.
+        /// They do become visible before the peer's later writes to regions without this flag. It is for payloads
+        /// that a later word elsewhere announces. It is never for that word, and never for bytes that an earlier word
+        /// warns of.
         const RELAXED = 8;
         /// No peer may do anything: the source or destination of one's own requests.
         const LOCAL = 0;
@@ -43,7 +43,7 @@ impl Access {
     }
 }
 
-/// A range that does not lie inside what it was taken from.
+/// A range that does not lie inside its region or slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("range of {len} bytes at offset {offset} does not lie inside {available} bytes")]
 pub struct OutOfBounds {
@@ -151,7 +151,7 @@ impl MemoryRegion {
         self.inner.memory.len()
     }
 
-    /// Returns what peers may do.
+    /// Returns the rights of peers.
     pub fn access(&self) -> Access {
         self.inner.access
     }
@@ -200,9 +200,9 @@ impl MemoryRegion {
 
     /// True if there is no other clone of it, and no slice.
     pub(crate) fn is_unshared(&self) -> bool {
-        // A clone can only be made from one that exists, and the caller holds the only one: the count cannot rise
-        // behind its back. Counting is relaxed; the fence pairs with the release of a clone dropped on another thread,
-        // whose accesses come before what the caller does next.
+        // A clone can only be made from an existing one, and the caller holds the only one: the count cannot rise
+        // meanwhile. Counting is relaxed; the fence pairs with the release of a clone dropped on another thread, whose
+        // accesses precede the caller's next ones.
         let unshared = Arc::strong_count(&self.inner) == 1;
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         unshared
@@ -277,7 +277,7 @@ impl LocalSlice {
     }
 }
 
-/// A range of a peer's region: a key, and an offset into what the key names. Plain data; travels in handshakes.
+/// A range of a peer's region: a key, and an offset into the region of the key. Plain data; travels in handshakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RemoteSlice {
     /// Names the region at the peer.

@@ -8,8 +8,8 @@ use super::fence;
 
 /// A range of memory that a peer (a NIC, a GPU, another process) may be reading or writing right now.
 ///
-/// It never lends `&[u8]` or `&mut [u8]`: words go in and out by atomic access, longer ranges by copying. What a
-/// copy brings out may be a mixture of old and new unless a protocol above says otherwise; it is always *some*
+/// It never lends `&[u8]` or `&mut [u8]`: words go in and out by atomic access, longer ranges by copying. A
+/// copy may be a mixture of old and new bytes unless a protocol above says otherwise; it is always *some*
 /// bytes, never undefined behaviour a compiler could act on.
 ///
 /// Bounds and alignment are checked at every access, and a violation panics.
@@ -168,7 +168,7 @@ impl<'a> VolatileSlice<'a> {
         self.store(offset, value, Ordering::Release);
     }
 
-    /// Adds to the word at `offset` and returns what it was before. Atomic among CPUs only.
+    /// Adds to the word at `offset` and returns its old value. Atomic among CPUs only.
     ///
     /// # Panics
     /// As [`store`](Self::store).
@@ -201,7 +201,7 @@ impl<'a> VolatileSlice<'a> {
         let _unchanged = fence::update(|| word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step));
     }
 
-    /// Stores `swap` if the word at `offset` equals `compare`; returns what it was before.
+    /// Stores `swap` if the word at `offset` equals `compare`; returns its old value.
     ///
     /// # Panics
     /// As [`store`](Self::store).
@@ -216,7 +216,7 @@ impl<'a> VolatileSlice<'a> {
         }
     }
 
-    /// Stores `value` in the word at `offset`, and returns what was there. Atomic among CPUs only.
+    /// Stores `value` in the word at `offset`, and returns its old value. Atomic among CPUs only.
     ///
     /// # Panics
     /// As [`store`](Self::store).

@@ -59,7 +59,7 @@ impl Selection {
         &self.table
     }
 
-    /// True if it was made of this table, or of one that is laid out alike.
+    /// True if it was made of this table, or of a table with the same layout.
     pub(crate) fn is_of(&self, table: &Table) -> bool {
         self.of == *table
     }

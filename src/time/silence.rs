@@ -8,8 +8,8 @@ const LOOKS: u32 = 16;
 /// The silence of one peer, measured at the looks that its observer takes at the peer's heartbeat.
 ///
 /// Only time in which the observer listened counts: between two looks at most a sixteenth of the lease. An observer
-/// that computed, was starved or swapped out, or was stopped with its own receiving threads, does not know what its
-/// peer did meanwhile. It therefore takes no peer for dead before it has listened sixteen times after such a pause.
+/// that computed, was starved or swapped out, or was stopped with its own receiving threads, does not know its peer's
+/// actions meanwhile. It therefore takes no peer for dead before it has listened sixteen times after such a pause.
 ///
 /// A newcomer has still to make its connections and to start its heartbeat, which takes time where its host is
 /// starved: until its first beat it may be silent for longer, by the allowance that [`newcomer`](Self::newcomer) takes.

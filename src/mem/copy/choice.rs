@@ -1,8 +1,8 @@
-//! Which way a long copy takes, and on how many threads: what was the fastest among the first ones.
+//! The choice of the way and the number of threads of a long copy: the fastest among the first copies.
 //!
 //! The first long copies of each length try the plans by turns and are timed; then the best plan is kept. So nothing is
-//! copied for the sake of measuring, and what is measured is the memory that counts: its pages, the node that it is on,
-//! what of it the caches hold and what else the machine does. A measurement on memory of its own would know nothing of
+//! copied only to measure, and the measurement is of the memory that counts: its pages, its NUMA node, its part in the
+//! caches, and the other load of the machine. A measurement on memory of its own would know nothing of
 //! that, and would have to touch more than the last cache holds. Of each plan the best time counts, since all that
 //! disturbs a copy, such as the first touch of a page, makes it longer.
 //!
@@ -58,7 +58,8 @@ impl CopyPlan {
     }
 }
 
-/// Runs `copy`, which copies `len` bytes of a copy of `total`, by the best plan, or by one that has yet to be tried.
+/// Runs `copy`, which copies `len` bytes of a copy of `total`, by the best plan, or by a plan that is still to be
+/// tried.
 pub(super) fn with_plan(len: usize, total: usize, copy: impl FnOnce(CopyPlan)) {
     let class = ((total / LONG).ilog2() as usize).min(CLASSES - 1);
     let (threaded, is_beyond) = (len >= THREADED, total > last_cache());
@@ -133,14 +134,14 @@ struct Plans {
 }
 
 impl Plans {
-    /// Those for copies of `least` bytes and up to twice that, which the last cache does not hold or does.
+    /// The plans for copies of `least` bytes and up to twice that, which fit in the last cache or do not.
     fn new(least: usize, threaded: bool, is_beyond: bool) -> Plans {
         let mut plans = Plans { plans: [CopyPlan { way: Way::Libc, threads: 1 }; PLANS], count: 0 };
         for threads in
             (1..=MOST_THREADS).filter(|threads| if threaded { are_tried(*threads) } else { *threads == 1 })
         {
             for way in Way::ALL {
-                // What fits a core's own cache is wanted there by its next reader.
+                // A copy that fits in a core's own cache is best left there for its next reader.
                 let fits = way != Way::Stream || is_beyond || least >= streaming_threshold();
                 if fits && way.is_possible() {
                     plans.plans[plans.count] = CopyPlan { way, threads };
@@ -175,7 +176,7 @@ struct Contest {
 /// Bits of `Contest::progress` that count bytes.
 const BYTES: u32 = 56;
 
-/// What copies of one turn have come to.
+/// The totals of the copies of one turn.
 struct Turn {
     /// Added to before `bytes`: a copy that is noted by halves makes its turn look dear, and never cheap.
     nanos: AtomicU64,
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!(contest.next(&plans, 1 << 20, length), None);
     }
 
-    /// Plan 0 is fast at first, and pays later, as one that leaves in the caches what it writes.
+    /// Plan 0 is fast at first, and pays later, as a plan does that leaves its writes in the caches.
     #[test]
     fn the_begin_of_a_turn_does_not_count_where_copies_do_not_fit_the_cache() {
         let (contest, plans) = (Contest::new(), plans_of_two());

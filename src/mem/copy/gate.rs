@@ -16,8 +16,8 @@ const OPEN: u32 = 1 << 31;
 /// Lets helpers in while a copy has pieces left, and lets its owner go on once they are out.
 ///
 /// A helper that comes late, when the copy is over or the next one has begun, finds the gate closed or takes part in
-/// the next one. What the owner stored before it opened the gate is seen inside, and what helpers stored inside is
-/// behind the owner's closing: by the fences of `mem`, which hold for devices, too.
+/// the next one. The owner's stores before it opened the gate are visible inside, and the helpers' stores inside are
+/// visible after the owner's closing: by the fences of `mem`, which hold for devices, too.
 #[derive(Debug)]
 pub struct Gate {
     /// The number of helpers inside, and whether more may enter.

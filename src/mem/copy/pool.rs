@@ -79,8 +79,8 @@ pub(super) unsafe fn copy(
     pool.copy.next.store(0, Ordering::Relaxed);
     pool.gate.open();
     pool.helpers.iter().take(threads - 1).enumerate().for_each(|(index, helper)| wake(index, helper));
-    // SAFETY: the ranges are those of the caller's promise, and this function returns only once the gate is closed
-    // and every helper out of it.
+    // SAFETY: the caller promises that the ranges are valid, and this function returns only once the gate is closed and
+    // every helper out of it.
     unsafe { pool.copy.take_part() };
     pool.gate.close();
     pool.taken.store(false, Ordering::Release);
@@ -101,7 +101,7 @@ fn wake(index: usize, helper: &OnceLock<Thread>) {
     }
 }
 
-/// What a helper does until the process ends.
+/// The loop of a helper until the process ends.
 fn help() {
     let pool = &POOL;
     loop {

@@ -19,10 +19,10 @@ pub enum Way {
 
 impl Way {
     /// All of them, in their order as numbers; where two are equally fast, the earlier one is taken. Stores past the
-    /// caches are the first: what others have in the caches stays there.
+    /// caches are the first: they leave the caches' content in the caches.
     pub const ALL: [Way; 3] = [Way::Stream, Way::Libc, Way::String];
 
-    /// Whether this processor has it. One that it has not is libc's.
+    /// Whether this processor has it. A missing way is replaced by libc's.
     pub fn is_possible(self) -> bool {
         match self {
             Way::Libc => true,
@@ -184,8 +184,8 @@ mod x86 {
     unsafe fn copy_avx512(destination: *mut u8, source: *const u8, len: usize) {
         let (head, body) = split(destination, len, 64);
         // SAFETY: head + body <= len, and the tail is what remains; stores are aligned to 64 after the head; loads
-        // need no alignment. The fence orders the weakly ordered stores before all that follow (such as a header that
-        // says "whole"); the caller's orders them behind all before.
+        // need no alignment. The fence orders the weakly ordered stores before all later ones (such as a header that
+        // says "whole"); the caller's fence orders them behind all earlier ones.
         unsafe {
             libc::memcpy(destination.cast(), source.cast(), head);
             let (to, from) = (destination.add(head), source.add(head));

@@ -9,7 +9,7 @@ use super::{MemoryError, VolatileSlice};
 /// Bytes in one page: one word, because every word costs the model checker time.
 pub const PAGE_SIZE: usize = 8;
 
-/// Memory of the model: shared by every thread of it, whatever it was asked to be.
+/// Memory of the model: every thread of it shares it, whichever kind was requested.
 #[derive(Debug)]
 pub struct HostMemory {
     words: Vec<Word>,

@@ -30,10 +30,10 @@ impl Word {
         self.atomic.load(ordering)
     }
 
-    /// A store of what the word's only writer stored last is left out. No reader can tell the two stores apart by
-    /// value, so all that is lost is an ordering that the second might have given: the model gets weaker, never
-    /// stronger, and finds whatever it would have found. It gets a good deal smaller, too, because headers are
-    /// written whole.
+    /// A store of the value that the word's only writer stored last is left out. No reader can tell the two stores
+    /// apart by value, so only an ordering is lost that the second might have given: the model gets weaker, never
+    /// stronger, and finds every fault that it would have found. It gets a good deal smaller, too, because headers
+    /// are written whole.
     fn store(&self, value: u64, ordering: Ordering) {
         let unchanged = self.last.load(Ordering::Relaxed) == value;
         if unchanged && !self.contended.load(Ordering::Relaxed) && ordering != Ordering::SeqCst {
@@ -198,7 +198,7 @@ impl<'a> VolatileSlice<'a> {
         self.store(offset, value, Ordering::Release);
     }
 
-    /// Adds to the word at `offset` and returns what it was before.
+    /// Adds to the word at `offset` and returns its old value.
     pub fn fetch_add(&self, offset: usize, add: u64) -> u64 {
         self.writable_word(offset).fetch_add(add)
     }
@@ -208,12 +208,12 @@ impl<'a> VolatileSlice<'a> {
         self.writable_word(offset).raise(value);
     }
 
-    /// Stores `swap` if the word at `offset` equals `compare`; returns what it was before.
+    /// Stores `swap` if the word at `offset` equals `compare`; returns its old value.
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
         self.writable_word(offset).compare_swap(compare, swap)
     }
 
-    /// Stores `value` in the word at `offset`, and returns what was there.
+    /// Stores `value` in the word at `offset`, and returns its old value.
     pub fn swap(&self, offset: usize, value: u64) -> u64 {
         self.writable_word(offset).swap(value)
     }
