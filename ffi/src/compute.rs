@@ -9,7 +9,7 @@ use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, slice_mut
 
 /// Computes a gradient: writes the `len` values of it to `gradient`, which holds anything, and the loss to `loss`,
 /// which is 0. `parameters` are as many, and `context` is the caller's own. `step` is the number of the step. It
-/// returns 0; anything else gives up, and what it has written counts for nothing. It returns without `longjmp` or an
+/// returns 0; any other value gives up, and its gradient does not count. It returns without `longjmp` or an
 /// exception.
 pub type slackline_compute = Option<
     unsafe extern "C" fn(
@@ -32,7 +32,7 @@ pub(crate) struct Compute {
 impl Compute {
     /// # Safety
     ///
-    /// `compute` keeps what [`slackline_compute`] says, for as long as the result is used.
+    /// `compute` keeps the contract of [`slackline_compute`], for as long as the result is used.
     pub(crate) unsafe fn new(compute: slackline_compute, context: *mut c_void) -> Result<Compute, Failure> {
         let compute = compute.ok_or_else(|| Failure::null("compute"))?;
         Ok(Compute { compute, context })
@@ -48,8 +48,8 @@ impl Compute {
     }
 }
 
-/// Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient: what the steps
-/// moved the copy by, over the size of a step, so that the server's step does the same to its parameters.
+/// Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient: the change of the
+/// copy, divided by the size of a step, so that the server's step changes its parameters in the same way.
 ///
 /// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
 /// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn slackline_local_steps_create(
     unsafe { create(steps, make) }
 }
 
-/// Makes the steps from `parameters` and writes their gradient to `gradient`, both of `len` values: what
+/// Makes the steps from `parameters` and writes their gradient to `gradient`, both of `len` values: memory that
 /// `slackline_worker_parameters` and `slackline_worker_gradient` lend, or memory of the caller's. `compute` is called
 /// for each step, numbered from 0, in this thread; it may call functions of the worker that change neither, such as
 /// `slackline_worker_should_stop`. `loss`, unless NULL, becomes the mean of the losses.

@@ -1,4 +1,4 @@
-//! Status numbers, what library errors become in them, and the message of the last failure.
+//! Status numbers, the mapping of library errors to them, and the message of the last failure.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_char};
@@ -24,9 +24,9 @@ pub enum slackline_status {
     /// An argument cannot be: NULL, a wrong length, a wrong struct size, a name that is not UTF-8, an option out of
     /// range, tables or schemes that do not fit together. Nothing was done.
     BadArgument = 1,
-    /// The call does not fit what the object is doing: another call has to come first. Nothing was done.
+    /// The call does not fit the state of the object: another call has to come first. Nothing was done.
     OutOfTurn = 2,
-    /// The time given has passed. What was waited for goes on, or nothing was begun: call again, unless
+    /// The timeout has passed. The operation continues, or did not begin: call again, unless
     /// `slackline_last_error_is_retryable` is 0, for an object that can only be destroyed.
     Deadline = 3,
     /// The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
@@ -42,7 +42,7 @@ pub enum slackline_status {
     Pinned = 7,
     /// The peer does not speak this protocol, or another version of it.
     Protocol = 8,
-    /// The data that was read is not what its owner wrote.
+    /// The data that was read differs from the owner's.
     Damaged = 9,
     /// Memory could not be had or shared.
     Memory = 10,
@@ -56,8 +56,8 @@ pub enum slackline_status {
     Panic = 14,
     /// The job has failed, its rank 0 is gone, or it was over before this process was in. The message has the cause.
     JobFailed = 15,
-    /// A scheme of `slackline_scheme_register` failed, asked for what cannot be, or does not know such settings; or, in
-    /// a simulation, any scheme broke what it promises or waits for ever. The message has the cause.
+    /// A scheme of `slackline_scheme_register` failed, asked for something impossible, or does not know such
+    /// settings; or, in a simulation, any scheme broke a promise or waits for ever. The message has the cause.
     Scheme = 16,
     /// The version that was asked for by its number is overwritten. Ask for a newer one, or give its publisher more
     /// frames.
@@ -113,12 +113,12 @@ impl Status {
     }
 }
 
-/// The name of a status number, whatever number it is.
+/// The name of a status number, for any number.
 pub(crate) fn name(status: u32) -> &'static CStr {
     Status::ALL.iter().find(|known| **known as u32 == status).map_or(c"unknown status", |known| known.name())
 }
 
-/// A call that failed: the number, what a person reads, whether the same call may succeed later, and when.
+/// A call that failed: the number, the message for people, whether the same call may succeed later, and when.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
@@ -149,7 +149,7 @@ impl Failure {
         Failure::of(status_of(error), error)
     }
 
-    /// Makes the failure of a call that names a range: one that does not fit is its caller's mistake, and no peer's.
+    /// Makes the failure of a call that names a range: a range that does not fit is the caller's mistake, not a peer's.
     pub(crate) fn of_own_range(error: Error) -> Failure {
         match error {
             Error::Bounds(_) => Failure::of(Status::BadArgument, &error),
@@ -216,7 +216,7 @@ impl From<DistributionError> for Failure {
     }
 }
 
-/// Errors of the library are not exhaustive: one that is not known here yet is `Internal`, with its own message.
+/// Errors of the library are not exhaustive: an error that is not known here yet is `Internal`, with its own message.
 fn status_of(error: &Error) -> Status {
     match error {
         Error::Register(RegisterError::Memory(
@@ -379,7 +379,7 @@ const MESSAGE_BYTES: usize = 2048;
 
 thread_local! {
     // It has no destructor, so that C may read it until the thread's very end, and it never moves: a pointer that was
-    // handed out shows the newest message, whatever the order in which a caller evaluates its arguments.
+    // handed out shows the newest message, in whichever order a caller evaluates its arguments.
     static LAST: UnsafeCell<[u8; MESSAGE_BYTES]> = const { UnsafeCell::new([0; MESSAGE_BYTES]) };
     static IS_RETRYABLE: Cell<bool> = const { Cell::new(false) };
     static RETRY_AFTER: Cell<Option<Duration>> = const { Cell::new(None) };
@@ -388,7 +388,7 @@ thread_local! {
 /// Keeps the message for [`last_message`] and hands the status on.
 pub(crate) fn remember(failure: Failure) -> Status {
     let mut message = failure.message;
-    // A message that quotes what it was given may hold anything; C reads up to the first zero.
+    // A message that quotes an argument may hold any byte; C reads up to the first zero.
     message.retain(|character| character != '\0');
     let mut len = message.len().min(MESSAGE_BYTES - 1);
     while !message.is_char_boundary(len) {

@@ -64,8 +64,8 @@ pub unsafe extern "C" fn slackline_gpu_name(
     unsafe { lend_text(gpu, name, "name", |opened| &opened.name) }
 }
 
-/// Sets `bytes` to those of payloads that connections have carried through blocks of host memory since the GPU was
-/// opened, because the network does not reach its memory.
+/// Sets `bytes` to the number of payload bytes that connections have carried through blocks of host memory since the
+/// GPU was opened, because the network does not reach its memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_gpu_host_bytes_copied(
     gpu: *const slackline_gpu,
@@ -107,14 +107,14 @@ pub struct slackline_gpu_range {
     pub stream: *mut c_void,
     /// May be NULL.
     pub release: slackline_release,
-    /// What `release` is called with.
+    /// The argument of `release`.
     pub context: *mut c_void,
 }
 
 /// The default stream of whichever thread calls.
 const PER_THREAD: usize = 2;
 
-/// A range that was taken over: its `release` is called whatever happens.
+/// A range that was taken over: its `release` is called in any case.
 pub(crate) struct Taken {
     range: slackline_gpu_range,
     owner: Release,
@@ -146,7 +146,7 @@ impl Taken {
         }
         // SAFETY: the promise given to `new`.
         let gpu = unsafe { with(range.gpu, |opened| Ok(opened.gpu.clone()))? };
-        // SAFETY: as above; the stream is used within the call, and the memory by what keeps the owner.
+        // SAFETY: as above; the stream is used within the call, and every user of the memory keeps the owner.
         unsafe {
             let stream = GpuStream::of_caller(&gpu, handle)?;
             Ok((GpuMemory::of_caller(&gpu, range.pointer, range.bytes, owner)?, stream))
@@ -224,9 +224,9 @@ pub unsafe extern "C" fn slackline_publisher_copy_from_gpu(
     })
 }
 
-/// Publishes what `slackline_publisher_copy_from_gpu` and `slackline_publisher_begin` have begun once GPUs have copied
-/// all of it, and waits for that; `version`, unless NULL, becomes its number. `SLACKLINE_STATUS_DEADLINE` says that it
-/// is not copied yet: it will be published once it is, and the same call waits for that again.
+/// Publishes the version that `slackline_publisher_copy_from_gpu` and `slackline_publisher_begin` have begun once GPUs
+/// have copied all of it, and waits for that; `version`, unless NULL, becomes its number. `SLACKLINE_STATUS_DEADLINE`
+/// says that it is not copied yet: it will be published once it is, and the same call waits for that again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_commit_when_copied(
     publisher: *mut slackline_publisher,
@@ -246,10 +246,10 @@ pub unsafe extern "C" fn slackline_publisher_commit_when_copied(
 }
 
 /// Copies a version that is at most `max_staleness` versions behind the newest to a range of a GPU, which is as long as
-/// a copy, behind the work that the stream has now. What the stream gets later sees the version that `fresh`, unless
-/// NULL, is told; `fresh->size` must be set. The GPU or an RDMA device copies straight out of the owner's memory; over
-/// TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers with
-/// `gpu` in their options. After a failure the range may hold anything.
+/// a copy, behind the work that the stream has now. Later work of the stream sees this version, which `fresh`, unless
+/// NULL, describes; `fresh->size` must be set. The GPU or an RDMA device copies straight out of the owner's memory;
+/// over TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers
+/// with `gpu` in their options. After a failure the range may hold anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_pull_to_gpu(
     reader: *mut slackline_reader,
@@ -270,8 +270,8 @@ pub unsafe extern "C" fn slackline_reader_pull_to_gpu(
     })
 }
 
-/// Has the GPU copy the bytes of a snapshot from `offset` on to a range, behind the work that the stream has now. What
-/// the stream gets later waits for the copy. It returns at once, and the snapshot may be destroyed.
+/// Has the GPU copy the bytes of a snapshot from `offset` on to a range, behind the work that the stream has now. Later
+/// work of the stream waits for the copy. It returns at once, and the snapshot may be destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_snapshot_copy_to_gpu(
     snapshot: *const slackline_snapshot,
@@ -289,7 +289,7 @@ pub unsafe extern "C" fn slackline_snapshot_copy_to_gpu(
 }
 
 /// Has the GPU copy the parameters of the open step, from the byte `offset` of the table on, to a range, behind the
-/// work that the stream has now. What the stream gets later waits for the copy. It returns at once.
+/// work that the stream has now. Later work of the stream waits for the copy. It returns at once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_copy_parameters_to_gpu(
     worker: *mut slackline_worker,
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn slackline_worker_copy_gradient_from_gpu(
 /// Publishes the gradient that is in a range, the whole of it in the worker's encoding, straight out of memory of the
 /// GPU, behind the work that the stream has now; otherwise as `slackline_worker_publish` under schemes other than
 /// "bap". When it returns `SLACKLINE_STATUS_OK` the range may change; the stream does not wait. For workers with `gpu`
-/// in their options, or in those of their job.
+/// in their options, or in the options of their job.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_publish_from_gpu(
     worker: *mut slackline_worker,

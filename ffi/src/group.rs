@@ -108,8 +108,8 @@ pub enum slackline_partition {
     Uneven = 2,
 }
 
-/// Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, change what
-/// should differ.
+/// Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, then change
+/// fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_group_options {
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn slackline_job_group(
         let options = unsafe { sized_or_default(options, "options")? }.translate();
         // SAFETY: the contract.
         let member = unsafe { with(job, |job| Ok(job.group(elements, options)?))? };
-        // Those on the GPU of the job are refused by name: C has no calls for them.
+        // Parameters on the GPU of the job are refused by name: C has no calls for them.
         member.parameters()?;
         Ok(Grouping { state: State::Member(Box::new(member)), address: CString::default(), elements })
     };
@@ -292,9 +292,10 @@ pub unsafe extern "C" fn slackline_group_address(
     unsafe { lend_text(group, address, "address", |grouping| &grouping.address) }
 }
 
-/// Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of
-/// the transports that this member listens at. Where they cannot be read, or are not as many as the members, that is
-/// `SLACKLINE_STATUS_BAD_ARGUMENT` and the member listens on. After any other failure the group can only be destroyed.
+/// Meets the other members, which may start in any order: `addresses` are the addresses of all members, in order of
+/// rank, of the transports that this member listens at. Where they cannot be read, or are not as many as the members,
+/// that is `SLACKLINE_STATUS_BAD_ARGUMENT` and the member listens on. After any other failure the group can only be
+/// destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_connect(
     group: *mut slackline_group,
@@ -355,13 +356,13 @@ pub unsafe extern "C" fn slackline_group_parameters(
     })
 }
 
-/// Averages the parameters with those of the members `ranks`, in order and this member's among them, the same list at
-/// all of them. Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are
-/// left out of the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
+/// Averages the parameters over the members `ranks`, in order and with this member's, the same list at all of them.
+/// Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are left out of
+/// the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
 ///
-/// After `SLACKLINE_STATUS_DEADLINE` it may be called again for the same round and goes on where it was; with a
-/// `timeout_ms` of 0 it does what there is to do and never waits. `SLACKLINE_STATUS_EVICTED` says that the others took
-/// this member for dead and go on without it.
+/// After `SLACKLINE_STATUS_DEADLINE` it may be called again for the same round and continues; with a `timeout_ms` of
+/// 0 it does the work that needs no waiting. `SLACKLINE_STATUS_EVICTED` says that the others took this member for
+/// dead and go on without it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_average(
     group: *mut slackline_group,
@@ -475,7 +476,7 @@ pub unsafe extern "C" fn slackline_group_leave(
     })
 }
 
-/// Frees the member. One that has not left is gone to the others as soon as they find its connection closed. NULL does
+/// Frees the member. The others lose a member that has not left as soon as they find its connection closed. NULL does
 /// nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_destroy(group: *mut slackline_group) {

@@ -1,16 +1,16 @@
 //! The C interface of slackline: opaque objects, status numbers, option structs that begin with their size, and a
 //! panic boundary on every function. `include/slackline.h` is generated from here; `tests/smoke.c` uses it.
 //!
-//! Every function does three things: it checks what it was given (`handle`), calls the library, and translates what
-//! came back (`error`, `options`). There is no logic on this side of the boundary.
+//! Every function does three things: it checks its arguments (`handle`), calls the library, and translates the result
+//! (`error`, `options`). There is no logic on this side of the boundary.
 //!
 //! # What every function asks of its caller
 //!
 //! - A pointer to an object is NULL, or came from this library and was not destroyed. An object may wander from
 //!   thread to thread, but two threads may not use it at once, and no thread may use it while it is destroyed.
 //! - Any other pointer is NULL, or points at as much as its parameter says, which no thread changes during the call.
-//!   Texts end in a zero. What is written to overlaps nothing else.
-//! - What a function hands out (a text, an array) is used no longer than its comment says.
+//!   Texts end in a zero. Memory that a function writes overlaps no other argument.
+//! - A result that a function lends (a text, an array) is used no longer than its comment says.
 //!
 //! NULL where it is not allowed, misalignment, lengths that no address space holds and texts that are not UTF-8 are
 //! found and answered with a status; a breach of the rest is undefined behaviour, as ever in C. The `SAFETY` comments
@@ -113,8 +113,7 @@ pub extern "C" fn slackline_version_number() -> u32 {
     SLACKLINE_VERSION_NUMBER
 }
 
-/// Returns the name of a status, for people to read. The text is valid for ever; it is never NULL, whatever the
-/// number.
+/// Returns the name of a status, for people to read. The text is valid for ever; it is never NULL, for any number.
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_status_name(status: u32) -> *const c_char {
     error::name(status).as_ptr()
@@ -148,7 +147,7 @@ pub extern "C" fn slackline_last_error_retry_after_ms() -> u64 {
 }
 
 /// Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
-/// initial values that the server is given are those of this part. One shard is the whole table.
+/// server's initial values are the values of this part. One shard is the whole table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_shard_range(
     tensors: *const slackline_tensor,

@@ -29,8 +29,8 @@ pub enum slackline_log_level {
 pub type slackline_log_function =
     Option<unsafe extern "C" fn(level: u32, text: *const c_char, user: *mut c_void)>;
 
-/// Hands the log of this library, from `level` on to more serious ones, to `function`. Once per process, and for good:
-/// a second time is `SLACKLINE_STATUS_OUT_OF_TURN`. Without it nothing is logged. `user` is passed through.
+/// Hands the log of this library, from `level` on to more serious ones, to `function`. Once per process, permanently:
+/// a second call is `SLACKLINE_STATUS_OUT_OF_TURN`. Without it nothing is logged. `user` is passed through.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_set_log(
     level: u32,

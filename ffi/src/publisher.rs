@@ -81,7 +81,7 @@ impl Looked {
         }
     }
 
-    /// Fails if these are not the bytes of a version, before what was begun is given up for them.
+    /// Fails if these are not the bytes of a version, before the begun version is given up for them.
     fn expect_length(&self, bytes: &[u8]) -> Result<(), Error> {
         let expected = match self {
             Looked::ByCalls(publisher) => publisher.table().bytes() as usize,
@@ -253,7 +253,7 @@ impl Publishing {
         draft.copy_from_gpu(offset, from, stream).map_err(Failure::of_own_range)
     }
 
-    /// Publishes what was begun once it is copied, and waits for that.
+    /// Publishes the begun version once it is copied, and waits for that.
     pub(crate) fn commit_when_copied(&mut self, timeout: Duration) -> Result<Version, Failure> {
         let Looked::ByThread(_, draft) = &mut self.publisher else {
             return Err(Failure::bad_argument(NO_THREAD));
@@ -280,7 +280,7 @@ impl Publishing {
         self.publisher.readers()
     }
 
-    /// Looks after readers until `until` says so of those that are in and of the number that ever joined; false if
+    /// Looks after readers until `until` returns true for the present readers and the number that ever joined; false if
     /// `timeout` has passed before.
     pub(crate) fn look_until(
         &mut self,
@@ -355,8 +355,8 @@ pub unsafe extern "C" fn slackline_publisher_address(
     unsafe { lend_text(publisher, address, "address", |publishing| &publishing.address) }
 }
 
-/// Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
-/// and `slackline_publisher_publish` takes, as the `alignment` in the options has it.
+/// Finds the bytes of tensor number `tensor` in a version: its range in the memory that `slackline_publisher_begin`
+/// lends and `slackline_publisher_publish` takes, with the `alignment` of the options.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_tensor_range(
     publisher: *const slackline_publisher,
@@ -401,9 +401,9 @@ pub unsafe extern "C" fn slackline_publisher_publish(
 
 /// Lends the memory of the next version, `len` bytes, the whole table, to be written in place and then published by
 /// `slackline_publisher_commit`: nothing is copied. It holds some old version. Until the commit readers see the version
-/// before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with what was
-/// written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid until the
-/// next commit, abort, publish or destroy of this publisher.
+/// before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with the bytes
+/// that were written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid
+/// until the next commit, abort, publish or destroy of this publisher.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_begin(
     publisher: *mut slackline_publisher,
@@ -425,7 +425,8 @@ pub unsafe extern "C" fn slackline_publisher_begin(
     })
 }
 
-/// Publishes what `slackline_publisher_begin` lent as the next version, whose number `version`, unless NULL, becomes.
+/// Publishes the memory that `slackline_publisher_begin` lent as the next version; `version`, unless NULL, becomes its
+/// number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_commit(
     publisher: *mut slackline_publisher,
@@ -443,9 +444,9 @@ pub unsafe extern "C" fn slackline_publisher_commit(
     })
 }
 
-/// Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep
-/// the version before it, and the next version has the number that this one would have had. For a copy into that memory
-/// which has failed. Without memory that is lent it does nothing.
+/// Gives up the memory that `slackline_publisher_begin` lent: the bytes that were written there are never published,
+/// readers keep the version before it, and the next version has the number that this one would have had. For a copy
+/// into that memory which has failed. Without memory that is lent it does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_abort(publisher: *mut slackline_publisher) -> slackline_status {
     call(|| {

@@ -38,7 +38,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// The reader, for a call that would overwrite or release what is pinned.
+    /// The reader, for a call that would overwrite or release the pinned memory.
     pub(crate) fn unpinned(&mut self) -> Result<&mut Reader<NamedFabric>, Failure> {
         match self.reader.held() {
             None => Ok(&mut self.reader),
@@ -49,7 +49,7 @@ impl Reading {
         }
     }
 
-    /// Reads what is wanted by `operation`, and puts it on record. `is_refresh` is as for
+    /// Reads the version that `operation` wants, and records the read. `is_refresh` is as for
     /// [`Reader::begin_record`](slackline::weights::Reader::begin_record).
     fn read(
         &mut self,
@@ -70,7 +70,7 @@ impl Reading {
         Ok(self.reader.snapshot(wanted, timeout)?)
     }
 
-    /// Forgets the reads that were on record: what they gave is void.
+    /// Forgets the recorded reads: their results are void.
     pub(crate) fn forget(&mut self) {
         (self.begun, self.last) = (None, None);
     }
@@ -171,9 +171,9 @@ pub unsafe extern "C" fn slackline_reader_use_memory(
 }
 
 /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
-/// enough already is kept. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. After a failure there
-/// may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` the refresh has ended;
-/// one that `slackline_reader_begin_refresh` begins goes on from call to call of `slackline_reader_poll`.
+/// enough already is kept. `fresh`, unless NULL, receives its description; `fresh->size` must be set. After a failure
+/// there may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` the refresh has ended;
+/// a refresh that `slackline_reader_begin_refresh` begins continues from call to call of `slackline_reader_poll`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_refresh(
     reader: *mut slackline_reader,
@@ -224,8 +224,8 @@ fn tell(out: Option<SizedOut<slackline_fresh>>, fresh: Fresh) {
     }
 }
 
-/// Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and
-/// the calling thread may do something else in between. There is no copy to read from the moment when a newer version
+/// Begins a `slackline_reader_refresh`, and does not wait for it: `slackline_reader_poll` drives it forward, and the
+/// calling thread may do something else in between. There is no copy to read from the moment when a newer version
 /// is found until the refresh has ended. A call that pins, pulls, refreshes or takes a snapshot abandons it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_begin_refresh(
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn slackline_reader_poll(
 
 /// The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh of this reader, also one that is only
 /// begun, its next `slackline_reader_pull`, `slackline_reader_select`, `slackline_reader_use_memory` or
-/// `slackline_reader_reconnect`, or its destroy. Snapshots stay as they are whatever the reader does.
+/// `slackline_reader_reconnect`, or its destroy. No call on the reader changes a snapshot.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_bytes(
     reader: *const slackline_reader,
@@ -301,9 +301,9 @@ pub unsafe extern "C" fn slackline_reader_bytes(
 }
 
 /// Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
-/// exactly `len` bytes, apart from what `slackline_reader_bytes` lends: one copy over shared memory, two over TCP and
-/// RDMA, the first of them to the reader's copy. `fresh`, unless NULL, is told what it is; `fresh->size` must be set.
-/// After a failure `bytes` may hold anything.
+/// exactly `len` bytes, beside the copy that `slackline_reader_bytes` lends: one copy over shared memory, two over
+/// TCP and RDMA, the first of them to the reader's copy. `fresh`, unless NULL, receives its description;
+/// `fresh->size` must be set. After a failure `bytes` may hold anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_pull(
     reader: *mut slackline_reader,
@@ -386,9 +386,10 @@ pub unsafe extern "C" fn slackline_reader_newest(
 
 /// Pins the newest version in the owner's own memory, once it is `version` or a newer one, and lends it, `len` bytes:
 /// nothing is copied, and the owner writes other frames meanwhile. Only over shared memory, and of versions in host
-/// memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must
-/// be set. Valid, and to be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are
-/// out of turn. Any number of threads may read the memory at once, until one of them unpins it.
+/// memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, receives its description;
+/// `fresh->size` must be set. Valid, and to be read only, until `slackline_reader_unpin` or destroy; until then
+/// refresh, pull and pin are out of turn. Any number of threads may read the memory at once, until one of them unpins
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_pin(
     reader: *mut slackline_reader,
@@ -415,8 +416,8 @@ pub unsafe extern "C" fn slackline_reader_pin(
     })
 }
 
-/// Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version,
-/// and to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it
+/// Sets `intact` to 1 if all reads so far of the memory that `slackline_reader_pin` lent saw that version, and to 0 if
+/// not. It always was, unless this process was stopped for longer than its lease and the owner took it
 /// for dead: ask after the last byte was read, before anything is made of it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_is_intact(
@@ -432,7 +433,7 @@ pub unsafe extern "C" fn slackline_reader_is_intact(
     })
 }
 
-/// Lets go of what `slackline_reader_pin` has pinned. Does nothing if nothing is.
+/// Releases the version that `slackline_reader_pin` has pinned. Does nothing if none is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_unpin(reader: *mut slackline_reader) -> slackline_status {
     call(|| {

@@ -113,8 +113,8 @@ pub unsafe extern "C" fn slackline_server_follow(
     })
 }
 
-/// Does whatever there is to do without waiting: takes peers in, notices peers that are gone, folds gradients that
-/// have come, publishes versions. `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
+/// Does all work that needs no waiting: accepts peers, notices lost peers, folds gradients that have arrived, publishes
+/// versions. `progressed`, unless NULL, becomes 1 if there was work and 0 if not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_progress(
     server: *mut slackline_server,

@@ -2,8 +2,9 @@
 //!
 //! Such a struct only ever grows at its end, by fields of 8 bytes each and never into its own padding: every size it
 //! ever had ends at the border of a field. A caller that was built against an older header passes a smaller size, and
-//! what its struct lacks takes the default. A caller that was built against a newer header passes a larger one, which
-//! is accepted as long as the fields that are unknown here are zero; zero is the default of every field added later.
+//! the fields that its struct lacks take their defaults. A caller that was built against a newer header passes a
+//! larger one, which is accepted as long as the fields that are unknown here are zero; zero is the default of every
+//! field added later.
 
 use crate::error::{Failure, slackline_status};
 use crate::handle::{aligned, call};
@@ -106,7 +107,7 @@ impl<T: Measured> SizedOut<T> {
         let (first, known) = (size_of::<usize>(), self.size.min(size_of::<T>()));
         // SAFETY: `size` bytes from `to` on are writable by the promise given to `new`, and it is at least `FIRST`,
         // which is more than the size itself; `from` is a local of `size_of::<T>()` bytes. Bytes are copied without
-        // being looked at, so those of the padding may hold anything.
+        // being looked at, so padding bytes may hold anything.
         unsafe {
             from.add(first).copy_to_nonoverlapping(to.add(first), known - first);
             to.add(known).write_bytes(0, self.size - known);

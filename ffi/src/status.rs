@@ -37,7 +37,7 @@ pub struct slackline_server_status {
     pub loss: f64,
     /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
     pub voided: u64,
-    /// Gradients that held a NaN or an infinity, whatever became of them.
+    /// Gradients that held a NaN or an infinity, folded in or not.
     pub non_finite: u64,
     /// The version of the newest checkpoint that is safely on the disk; `SLACKLINE_NO_VERSION` before the first.
     pub checkpointed: u64,
@@ -52,7 +52,7 @@ pub struct slackline_server_status {
     /// The first version with a parameter that is NaN or infinite; `SLACKLINE_NO_VERSION` if there is none. From then
     /// on no checkpoint is written.
     pub diverged: u64,
-    /// Peers that were evicted because what they wrote broke the protocol.
+    /// Peers that were evicted because their words broke the protocol.
     pub misbehaved: u64,
     /// Updates that were lost with the incarnation before, as workers that came back tell it.
     pub lost_updates: u64,
@@ -75,10 +75,10 @@ pub struct slackline_server_status {
     pub staleness_bound: u64,
     /// RDMA devices side by side that connections have lost, and gone on over the others.
     pub rails_lost: u64,
-    /// The sum, over the gradients that this incarnation folded in, of the versions that were made between the one that
-    /// a gradient was computed on and the one that it is in.
+    /// The sum, over the gradients that this incarnation folded in, of the versions between the version that a gradient
+    /// was computed on and the version that it is in.
     pub versions_behind: u64,
-    /// Those of them that were computed on the version before the one that they are in.
+    /// Gradients of this incarnation that were computed on the version right before the version that they are in.
     pub fresh: u64,
 }
 
@@ -94,9 +94,9 @@ pub struct slackline_worker_status {
     pub published: u64,
     /// Computations abandoned.
     pub abandoned: u64,
-    /// Bytes of gradients written to servers; none for those that were computed in a slot.
+    /// Bytes of gradients written to servers; none for gradients that were computed in a slot.
     pub bytes_published: u64,
-    /// Bytes of parameters copied from servers; none for those that were read in place.
+    /// Bytes of parameters copied from servers; none for parameters that were read in place.
     pub bytes_pulled: u64,
     /// Copies begun again because a frame changed under them.
     pub retries: u64,
@@ -124,7 +124,7 @@ pub struct slackline_staleness {
     /// The largest staleness that occurred, in clocks; 0 if there is no gradient.
     pub largest: u64,
     /// `counts[s]` is the number of gradients whose parameters were stale by `s` clocks: the worker's clock less the
-    /// smallest clock of its copy. The last one counts those that were staler, too, and is then the `largest`.
+    /// smallest clock of its copy. The last one counts staler gradients, too, and is then the `largest`.
     pub counts: [u64; SLACKLINE_STALENESS_COUNTS],
 }
 
@@ -221,7 +221,7 @@ pub struct slackline_reader_status {
     pub holds: u64,
     /// The version whose frame it pins now, to read it in place or to copy it, or `SLACKLINE_NO_VERSION`.
     pub pins: u64,
-    /// The number of versions by which the newest one that it has, as a copy or in place, is behind the latest.
+    /// The number of versions by which its newest one, as a copy or in place, is behind the latest.
     pub behind: u64,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Sharing {
 
 opaque!(slackline_tables: Sharing);
 
-/// Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
+/// Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are as in the options of a
 /// publisher; versions are encrypted over TCP if SLACKLINE_TCP_ENCRYPT is 1. The tables are the caller's, to be
 /// destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
@@ -58,8 +58,8 @@ pub unsafe extern "C" fn slackline_tables_address(
     unsafe { lend_text(tables, address, "address", |sharing| &sharing.address) }
 }
 
-/// Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
-/// `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher
+/// Begins to serve a table there, by the name in `options->table`, which no other table has. Otherwise as
+/// `slackline_publisher_create`, except that the secret and its encryption are those of the tables. The publisher
 /// may outlive them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_tables_publisher(
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn slackline_tables_publisher(
     unsafe { create(publisher, begin) }
 }
 
-/// Ends what `slackline_tables_listen` began, once all publishers of it are gone. NULL does nothing.
+/// Ends the listener of `slackline_tables_listen`, once all its publishers are gone. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_tables_destroy(tables: *mut slackline_tables) {
     // SAFETY: the contract.

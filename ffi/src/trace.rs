@@ -63,8 +63,8 @@ unsafe fn record(
     Ok(())
 }
 
-/// Lends the record of the read: one line of JSON without its end, which says what was asked for, what came, and when.
-/// The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed.
+/// Lends the record of the read: one line of JSON without its end, with the request, the result and the time.
+/// The first call computes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed.
 /// `slackline_reader_certificate` has the records of other reads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_snapshot_certificate(
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn slackline_snapshot_certificate(
 }
 
 /// Lends the record of the reader's last read that is no snapshot, a refresh, pull or pin which has succeeded, as
-/// `slackline_snapshot_certificate` does. `bytes` and `len` are what that read gave: the memory that
+/// `slackline_snapshot_certificate` does. `bytes` and `len` are the result of that read: the memory that
 /// `slackline_reader_bytes` or `slackline_reader_pin` lends, or that `slackline_reader_pull` has filled. Of a pinned
 /// version ask `slackline_reader_is_intact` afterwards. Refreshes are on record as the reads of a reader of their own,
 /// since they keep a copy that is fresh enough. Valid until the next call of this function or destroy of this reader.
@@ -109,7 +109,7 @@ pub struct slackline_verdict {
     pub publications: u64,
     /// The number of reads with a record.
     pub reads: u64,
-    /// The number of reads without a violation whose bytes were compared with those that were published.
+    /// The number of reads without a violation whose bytes were compared with the published bytes.
     pub verified: u64,
     /// The number of reads without a violation whose bytes could not be compared: their version has no record of its
     /// publication, or no tensor was read whole.
@@ -126,17 +126,17 @@ impl Measured for slackline_verdict {
     const FIRST: usize = 56;
 }
 
-/// Judges records by what they say alone, as the program `slackline check` does: whether each read was whole, as fresh
-/// as was asked for, and in order. `trace` is text of lines, the records of any number of publishers and readers in any
-/// order; blank lines count for nothing. `clock_error_ms` is the most by which the clocks of two hosts differ: 0 for
-/// processes of one host. `verdict->size` must be set.
+/// Judges records from their content alone, as the program `slackline check` does: whether each read was whole, as
+/// fresh as requested, and in order. `trace` is text of lines, the records of any number of publishers and readers in
+/// any order; blank lines count for nothing. `clock_error_ms` is the most by which the clocks of two hosts differ: 0
+/// for processes of one host. `verdict->size` must be set.
 ///
 /// `violations`, unless NULL, becomes text of a line for each violation, as many whole lines as fit `room` with a zero
 /// behind them: `verdict->text_bytes` is the room for all.
 ///
-/// A last line without its end that is the beginning of a record, or comes behind records, is that of a process that
-/// was killed while it wrote it: it is left out, and `verdict->unfinished` says so. A violation is no failure of the
-/// call. `SLACKLINE_STATUS_BAD_ARGUMENT`: another line is no record, or there is no record at all.
+/// A last line without its end that is the beginning of a record, or comes behind records, comes from a process that
+/// was killed while it wrote the line: it is left out, and `verdict->unfinished` says so. A violation is no failure
+/// of the call. `SLACKLINE_STATUS_BAD_ARGUMENT`: another line is no record, or there is no record at all.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_check(
     trace: *const c_char,

@@ -41,7 +41,7 @@ pub unsafe extern "C" fn slackline_publisher_set_tag(
     })
 }
 
-/// Writes the statuses of at most `room` readers to `statuses`, and the number of all that are in to `count`.
+/// Writes the statuses of at most `room` readers to `statuses`, and the number of all present readers to `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_readers(
     publisher: *const slackline_publisher,

@@ -49,7 +49,7 @@ impl Working {
         Ok(Working { worker, open: Open::No, tensors, scheme })
     }
 
-    /// The open step. What is done to it may end it.
+    /// The open step. A call on it may end it.
     pub(crate) fn resume(&mut self) -> Result<Step<'_, Fabric>, Failure> {
         if self.open == Open::No {
             let message = "cannot go on with a step: no step is open: begin one first";
@@ -130,13 +130,13 @@ pub unsafe extern "C" fn slackline_worker_connect(
     unsafe { create(worker, connect) }
 }
 
-/// Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST`
-/// or `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
-/// there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing
-/// had not returned was applied once or not at all, and is never sent again. After a failure every call is out of
-/// turn until this one succeeds. Memory of `slackline_worker_use_memory` to which a GPU still copies for the
-/// connections before is left to it: the worker goes on in memory of its own, which begin gives, until it is given
-/// memory again. A worker of a job calls `slackline_job_reconnect` instead.
+/// Leaves all servers and connects again, to the servers of all shards in any order: after
+/// `SLACKLINE_STATUS_SERVER_LOST` or `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It
+/// keeps trying while a server is not there yet. The worker goes on at the clock at which the servers are; begin
+/// tells it. A gradient whose publishing had not returned was applied once or not at all, and is never sent again.
+/// After a failure every call is out of turn until this one succeeds. Memory of `slackline_worker_use_memory` to
+/// which a GPU still copies for the connections before is left to it: the worker goes on in memory of its own, which
+/// begin gives, until it is given memory again. A worker of a job calls `slackline_job_reconnect` instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_reconnect(
     worker: *mut slackline_worker,
@@ -219,8 +219,8 @@ pub unsafe extern "C" fn slackline_worker_get_staleness(
     })
 }
 
-/// Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a
-/// computation it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
+/// Drives a gradient forward that is on its way, without waiting: it is called between pieces of a computation, for
+/// gradients that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
 /// `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_progress(
@@ -275,8 +275,8 @@ pub unsafe extern "C" fn slackline_worker_use_memory(
     })
 }
 
-/// Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker
-/// whose last gradients count is destroyed.
+/// Waits until every server has folded in, or dropped, all published gradients of this worker: call it before you
+/// destroy a worker whose last gradients count.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_flush(
     worker: *mut slackline_worker,

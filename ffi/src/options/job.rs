@@ -14,8 +14,8 @@ use crate::gpu::slackline_gpu;
 use crate::handle::text;
 use crate::sized::Measured;
 
-/// The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, change what should
-/// differ.
+/// The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, then change
+/// fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_job_options {
@@ -31,7 +31,7 @@ pub struct slackline_job_options {
     /// passes; workers then call `slackline_job_reconnect`. By default 0.
     pub reconnect: u64,
     /// One of `enum slackline_resume`, for servers with a `checkpoint_folder`; by default never: a checkpoint that an
-    /// earlier run left is an error. A server that replaces one that was lost goes on from its checkpoint in any case.
+    /// earlier run left is an error. A server that replaces a lost one resumes from its checkpoint in any case.
     pub resume: u64,
     /// Not 0: the first worker of each host stands for all workers there at the servers, which see one worker and one
     /// gradient of it; the workers of a host reach each other over shared memory. Under "bsp", with servers, and
@@ -46,7 +46,7 @@ pub struct slackline_job_options {
     /// Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret. The
     /// job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
-    /// The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. If the RDMA
+    /// The GPU of this process, for the payloads that it serves or works with: see `slackline_gpu_open`. If the RDMA
     /// devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its
     /// payloads are in host memory instead. By default NULL: there is none.
     pub gpu: *const slackline_gpu,

@@ -1,4 +1,4 @@
-//! The structs that cross the boundary, and what they become on this side.
+//! The structs that cross the boundary, and their counterparts on this side.
 
 mod job;
 mod publisher;

@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::gpu::{Taken, expect_none, slackline_gpu, slackline_gpu_range};
 use crate::sized::Measured;
 
-/// Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+/// Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, then change fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_publisher_options {
@@ -42,8 +42,8 @@ pub struct slackline_publisher_options {
     /// The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
     /// that one's last version.
     pub begin_at: u64,
-    /// Differences between successive versions that are kept for readers which hold an older version: those of the
-    /// newest so many, at most 255; by default 0. Readers use them by themselves.
+    /// The number of differences between successive versions that are kept for readers which hold an older version, at
+    /// most 255; by default 0. Readers use them by themselves.
     pub deltas: u64,
     /// Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
     /// sixteenth of the table.
@@ -54,8 +54,8 @@ pub struct slackline_publisher_options {
     /// Relays that read from it, at least 1, where a publisher arranges a tree; by default 2. See
     /// `slackline_relay_join`.
     pub branches: u64,
-    /// The number of bytes at multiples of which the tensors begin, a power of two of at most 4096: 256 is what DLPack
-    /// asks for. By default 0: each begins at a multiple of its element size. A relay has its owner's.
+    /// The number of bytes at multiples of which the tensors begin, a power of two of at most 4096: DLPack asks for
+    /// 256. By default 0: each begins at a multiple of its element size. A relay has its owner's.
     /// `slackline_publisher_tensor_range` says where each lies.
     pub alignment: u64,
     /// Not 0: versions are encrypted over TCP, and not only the handshakes. This needs a secret. Peers
@@ -147,7 +147,7 @@ impl slackline_publisher_options {
         Ok(Some(memory))
     }
 
-    /// Refuses a GPU and memory of one, which is let go of.
+    /// Refuses a GPU and memory of one, and releases the memory.
     ///
     /// # Safety
     ///

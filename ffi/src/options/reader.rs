@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::gpu::slackline_gpu;
 use crate::sized::Measured;
 
-/// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
+/// Settings of a reader. Set `size`, call `slackline_reader_options_init`, then change fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_reader_options {
@@ -26,8 +26,8 @@ pub struct slackline_reader_options {
     pub secret_file: *const c_char,
     /// The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
     pub table: *const c_char,
-    /// Not 0: the address is that of a publisher whose relays are in a tree. It says from whom this reader reads, each
-    /// time that it connects. By default 0.
+    /// Not 0: the address belongs to a publisher whose relays are in a tree. The publisher says which owner this reader
+    /// reads from, each time that it connects. By default 0.
     pub in_tree: u64,
     /// One of `enum slackline_idle`: how it waits for a version; by default it polls.
     pub idle: u64,

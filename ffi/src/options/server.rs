@@ -18,7 +18,7 @@ use crate::gpu::slackline_gpu;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
-/// Settings of a server. Set `size`, call `slackline_server_options_init`, change what should differ.
+/// Settings of a server. Set `size`, call `slackline_server_options_init`, then change fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_server_options {

@@ -1,4 +1,4 @@
-//! The numbers by which C names a choice, and what each stands for on this side.
+//! The numbers by which C names a choice, and the meaning of each on this side.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::error::Failure;
 /// A version that there is not.
 pub const SLACKLINE_NO_VERSION: u64 = 0xffff_ffff_ffff_ffff;
 
-/// Types of elements, for the field called `element`: those of DLPack 1.1 except vectors and complex numbers of two
+/// Types of elements, for the field called `element`: the types of DLPack 1.1 except vectors and complex numbers of two
 /// float16. A server's table is f32. Of the field called `encoding` the first three are values.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ pub enum slackline_damping {
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_idle {
-    /// It looks for something again and again: what comes is seen at once, for a processor's time.
+    /// It polls without pause: an event is seen at once, at the cost of a processor.
     Poll = 0,
     /// It sleeps until a peer wakes it, over shared memory, TCP and RDMA, or for 20 ms at most; a worker or a reader
     /// over TCP and RDMA for 100 ms at most. An owner that shares its listener with other tables polls, as does one at

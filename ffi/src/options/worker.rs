@@ -12,7 +12,7 @@ use crate::gpu::slackline_gpu;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
-/// Settings of a worker. Set `size`, call `slackline_worker_options_init`, change what should differ.
+/// Settings of a worker. Set `size`, call `slackline_worker_options_init`, then change fields.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_worker_options {
@@ -24,7 +24,7 @@ pub struct slackline_worker_options {
     pub staleness: u64,
     /// One of `enum slackline_element`: how gradients travel; by default f32.
     pub encoding: u32,
-    /// Not 0: gradients carry checksums, and those of parameters are checked. By default 0.
+    /// Not 0: gradients carry checksums, and the checksums of parameters are checked. By default 0.
     pub checksums: u32,
     /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
     /// beyond this host. By default NULL: see `secret_file`.
@@ -34,13 +34,14 @@ pub struct slackline_worker_options {
     pub secret_file: *const c_char,
     /// One of `enum slackline_read`; by default it copies.
     pub read: u64,
-    /// A number from 1 to 4294967295 that names this worker among those of its servers. A worker that is started again
-    /// with the same number is the same worker to the servers: no gradient of one clock of it is applied twice. By
-    /// default 0: a random name that no other worker has. `slackline_job_worker` does not look at it.
+    /// A number from 1 to 4294967295 that names this worker among the workers of its servers. A worker that is
+    /// started again with the same number is the same worker to the servers: no gradient of one clock of it is
+    /// applied twice. By default 0: a random name that no other worker has. `slackline_job_worker` does not look at
+    /// it.
     pub identity: u64,
     /// The step with which this worker's view takes the worker's own gradients: `parameters -= own_step * gradient`.
-    /// The view then holds all that the worker has published, at once; for plain SGD `own_step` is the learning rate
-    /// over the number of workers. By default 0: the view is what the servers have.
+    /// The view then holds all published gradients of the worker at once; for plain SGD `own_step` is the learning rate
+    /// over the number of workers. By default 0: the view is the servers' parameters.
     pub own_step: f64,
     /// One of `enum slackline_idle`: how it waits for parameters and for its gradients; by default it polls.
     pub idle: u64,
