@@ -99,7 +99,7 @@ pub(super) struct Initiator {
     is_blocked: bool,
     /// Sequence of the last request whose answer has bytes; 0 if there was none.
     last_bringing: u64,
-    /// Requests since the last one with an answer.
+    /// Requests since the last one that asked for an answer.
     unasked: usize,
     /// The progress of the answer at `done + 1`, if it is a long one that is arriving.
     arriving: Option<Arriving>,
