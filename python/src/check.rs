@@ -9,7 +9,7 @@ use crate::arguments::wrong_type;
 use crate::errors::{Class, Failure};
 use crate::wait::time;
 
-/// Judges traces by what they say alone: whether each read was whole, as fresh as was asked for and in order. The
+/// Judges traces from their content alone: whether each read was whole, as fresh as requested and in order. The
 /// program `slackline check` does the same with files.
 ///
 /// `lines` is an iterable of records, each the text of a `Snapshot.certificate`, a `Frame.publication` or a
@@ -64,12 +64,12 @@ pub(crate) struct Verdict {
     publications: u64,
     /// The number of reads with a record.
     reads: u64,
-    /// The number of reads without a violation whose bytes were compared with those that were published.
+    /// The number of reads without a violation whose bytes were compared with the published bytes.
     verified: u64,
     /// The number of reads without a violation whose bytes could not be compared: their version has no record of its
     /// publication, or no tensor was read whole.
     unverified: u64,
-    /// All that was found.
+    /// All violations.
     violations: Vec<Violation>,
     /// The number of the last line, from 1, if it is not finished: it was left out.
     unfinished: Option<u64>,
@@ -91,13 +91,13 @@ impl Verdict {
 #[pyclass(frozen, get_all, module = "slackline")]
 #[derive(Clone)]
 pub(crate) struct Violation {
-    /// "whole", "unique", "monotone", "bounded", "tagged" or "timely": what the record is not.
+    /// "whole", "unique", "monotone", "bounded", "tagged" or "timely": the property that the record lacks.
     property: String,
     /// The number of its line, from 1.
     line: u64,
     /// The line of the record that it contradicts, if there is one.
     against: Option<u64>,
-    /// What was found, in a sentence.
+    /// The violation, in a sentence.
     found: String,
 }
 

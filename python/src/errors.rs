@@ -94,7 +94,7 @@ impl Failure {
         Failure { message: format!("{cause}{remedy}"), remedy: Some(remedy.into()), ..self }
     }
 
-    /// A failure that this crate noticed: what was tried, what is wrong, and the remedy.
+    /// A failure that this crate noticed: the operation, the cause, and the remedy.
     pub(crate) fn new(class: Class, operation: &str, cause: impl Display, remedy: &str) -> Failure {
         Failure {
             class,
@@ -106,7 +106,7 @@ impl Failure {
         }
     }
 
-    /// The time is over that this crate had waited, and the cause says for what.
+    /// The timeout of a wait of this crate has passed; the cause names the awaited event.
     pub(crate) fn late(operation: &str, waited: Duration, cause: impl Display, remedy: &str) -> Failure {
         let message = format!("{operation} did not end within {waited:?}: {cause}; {remedy}");
         Failure { message, ..Failure::new(Class::Deadline, operation, cause, remedy) }
@@ -146,7 +146,7 @@ impl From<Failure> for PyErr {
 }
 
 impl From<Error> for Failure {
-    /// In the words of Python, where those of Rust have other names or other remedies.
+    /// In the words of Python, where Rust has other names or other remedies.
     fn from(error: Error) -> Failure {
         let error = match error {
             Error::Option { option: "peers", value, reason } => {
@@ -167,7 +167,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// What helps where a peer has not answered at all. In Python a thread of the library answers.
+/// The remedy where a peer has not answered at all. In Python a thread of the library answers.
 const SILENT: &str =
     "see that its process runs (in Rust and C it calls what serves), or use a longer timeout";
 

@@ -34,7 +34,7 @@ impl FromPyObject<'_, '_> for SecretSource {
     }
 }
 
-/// Reads the secret; without one, that of the environment (`SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET`).
+/// Reads the secret; without one, the environment's (`SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET`).
 pub(crate) fn secret(source: Option<SecretSource>) -> Result<Option<Secret>, Failure> {
     let secret = match source {
         None => return Ok(Secret::from_environment()?),
@@ -52,7 +52,7 @@ pub(crate) fn secret(source: Option<SecretSource>) -> Result<Option<Secret>, Fai
     Ok(Secret::demanding(Some(secret), false)?)
 }
 
-/// Opens what is needed to listen at `address`. RDMA is looked for only if the address is of that kind. With a GPU,
+/// Opens the transports to listen at `address`. RDMA is looked for only if the address is of that kind. With a GPU,
 /// payloads are on it.
 pub(crate) fn fabric(
     source: Option<SecretSource>,
@@ -108,7 +108,7 @@ fn rdma(address: &Address) -> Option<SocketAddr> {
     }
 }
 
-/// The address to listen at: the one that was given, or a new one of the transport.
+/// The address to listen at: the given one, or a new one of the transport.
 pub(crate) fn listen_address(py: Python<'_>, address: Option<&str>, transport: &str) -> PyResult<Address> {
     let refuse = |cause: String, remedy: &str| {
         Err(Failure::new(Class::BadOption, "choosing an address", cause, remedy).into())

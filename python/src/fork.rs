@@ -4,7 +4,7 @@ use slackline::internals::mem::ForkGuard;
 
 use crate::errors::Failure;
 
-/// Fails in a process that was forked from the one that made the object.
+/// Fails in a process that was forked from the object's maker.
 pub(crate) fn check(guard: ForkGuard, operation: &str) -> Result<(), Failure> {
     match guard.is_inherited() {
         false => Ok(()),

@@ -41,7 +41,7 @@ impl Publishing {
         Publishing { publisher, closing: Closing::default(), frame: Mutex::default() }
     }
 
-    /// The publisher. Fails if it is closed, or if this process is a fork of the one that made it.
+    /// The publisher. Fails if it is closed, or if this process was forked from its maker.
     pub(crate) fn get(&self, operation: &str) -> Result<Arc<BackgroundPublisher<NamedFabric>>, Failure> {
         self.publisher.ask(operation, Arc::clone)
     }
@@ -201,7 +201,7 @@ pub(crate) struct Frame {
     published: Mutex<Published>,
 }
 
-/// What a frame was published as.
+/// The version as which a frame was published.
 #[derive(Debug, Default)]
 struct Published {
     version: Option<u64>,

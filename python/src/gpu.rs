@@ -10,9 +10,9 @@ use slackline::gpu::{Gpu, GpuError};
 use crate::errors::{Class, Failure};
 
 /// A GPU of this process, by its number as CUDA counts (`CUDA_VISIBLE_DEVICES`), for the argument `gpu` of a Publisher,
-/// a Reader, a Server, a Worker or a Job: their payloads are in its memory then. Those of a publisher or a server that
-/// is reached by RDMA are there if its RDMA device reaches the GPU. Tensors on a GPU are taken and filled without it,
-/// too; payloads are in the memory of the host then.
+/// a Reader, a Server, a Worker or a Job: their payloads are in its memory then. The payloads of a publisher or a
+/// server that is reached by RDMA are there if its RDMA device reaches the GPU. Tensors on a GPU are taken and filled
+/// without it, too; payloads are in the memory of the host then.
 ///
 /// It uses the context that PyTorch uses, and stays open until the process ends. With `require_gpudirect` no payload is
 /// staged through the memory of the host: where nothing else is left, listening and connecting raise Unsupported.
@@ -70,7 +70,7 @@ pub(crate) fn named(gpu: Option<&Bound<'_, PyGpu>>) -> Option<Named> {
     gpu.map(|gpu| Named { gpu: gpu.get().gpu.clone(), ordinal: gpu.get().ordinal })
 }
 
-/// Opens the GPU of this number, once: its streams and what copies have locked are used by all later calls.
+/// Opens the GPU of this number, once: all later calls use its streams and the memory that copies have locked.
 pub(crate) fn open(ordinal: u32) -> Result<Gpu, GpuError> {
     static OPEN: Mutex<BTreeMap<u32, Gpu>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +95,7 @@ const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
 impl Streams {
-    /// Reads the argument `stream` of a call: a handle, or what has one as `cuda_stream`.
+    /// Reads the argument `stream` of a call: a handle, or an object with one as `cuda_stream`.
     pub(crate) fn new(stream: Option<&Bound<'_, PyAny>>, gpu: Option<&Named>) -> PyResult<Streams> {
         let handle = |stream: &Bound<'_, PyAny>| -> PyResult<usize> {
             let handle = match stream.getattr_opt("cuda_stream")? {
@@ -115,8 +115,8 @@ impl Streams {
         self.ordinal
     }
 
-    /// The handle for an array on a GPU: the stream that was given, else torch's current one for a tensor of torch,
-    /// else the one that the array names itself, else the default stream.
+    /// The handle for an array on a GPU: the given stream, else torch's current stream for a tensor of torch, else the
+    /// stream that the array names itself, else the default stream.
     pub(crate) fn handle(
         &self,
         array: &Bound<'_, PyAny>,

@@ -35,7 +35,7 @@ impl PyJob {
     /// OutOfTurn if no launcher has started this process, Refused if the secrets differ, JobFailed if the job has
     /// failed.
     ///
-    /// With `gpu`, a Gpu, what this process serves or works with is in its memory, as for a Server and a Worker. If the
+    /// With `gpu`, a Gpu, the payloads of this process are in its memory, as for a Server and a Worker. If the
     /// RDMA devices of a server do not reach its GPU, other hosts reach it over TCP; with transport="verbs" its
     /// payloads are in host memory instead.
     ///
@@ -115,7 +115,7 @@ impl PyJob {
     }
 
     /// Serves this process's shard of the parameters until the job is over, however long that takes, and returns them
-    /// (as one array `shard` if there are several servers) with the last status. The arguments are those of a Server;
+    /// (as one array `shard` if there are several servers) with the last status. The arguments are as for a Server;
     /// `initial` has the whole table. A job has no use for a server that cannot be made: it fails, too, with the cause.
     #[pyo3(signature = (initial, *, scheme="bsp", learning_rate=0.1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
         idle="poll"))]

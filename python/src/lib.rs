@@ -43,7 +43,7 @@ mod wait;
 mod worker;
 mod working;
 
-/// What `slackline` imports.
+/// The extension module that `slackline` imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _slackline {
     #[pymodule_export]

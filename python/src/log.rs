@@ -11,7 +11,7 @@ use slackline::internals::mem::ForkGuard;
 
 use crate::fork;
 
-/// Lines that are kept; those that find no room are only counted.
+/// Lines that are kept; lines that find no room are only counted.
 const LINES_MAX: usize = 1024;
 
 /// The longest time that the thread of Python waits for a line before it is asked whether it is to end.
@@ -79,7 +79,7 @@ pub(crate) fn start_log(py: Python<'_>, last: u32) -> PyResult<()> {
     Ok(())
 }
 
-/// Takes the lines that are kept, waiting a second at most for the first one, and the number of those that were lost
+/// Takes the lines that are kept, waiting a second at most for the first one, and the number of lines that were lost
 /// since. None after `stop_log`, once all are taken.
 #[pyfunction]
 pub(crate) fn take_log(py: Python<'_>) -> Option<(Vec<Line>, u64)> {

@@ -28,7 +28,7 @@ impl Pin {
 
 #[pymethods]
 impl Pin {
-    /// True if all that was read of the pinned version so far was of that version. It always is unless this process
+    /// True if all reads of the pin so far saw the pinned version. They always do unless this process
     /// was silent for longer than the publisher's lease: stopped, or starved. The end of the block asks it, too.
     fn is_intact(&self) -> PyResult<bool> {
         self.lease.check()?;

@@ -22,8 +22,8 @@ use crate::wait::{Deadline, idle as way_to_idle, time};
 /// Each tensor's consumer may ask for this alignment (DLPack).
 const ALIGN: u64 = 256;
 
-/// Publishes versions of a table, whole, to any number of readers. A thread of the library serves the readers, whatever
-/// Python does meanwhile.
+/// Publishes versions of a table, whole, to any number of readers. A thread of the library serves the readers, also
+/// while Python is busy.
 ///
 /// `table` is a mapping of names to arrays (their names, element types and shapes count, not their values) or a
 /// sequence of TensorSpec. `address` is "@NAME" or a path for shared memory, "HOST:PORT" for TCP, "verbs:HOST:PORT"
@@ -47,11 +47,12 @@ const ALIGN: u64 = 256;
 /// have a GPU, too. It excludes `deltas` and `checksums`.
 ///
 /// With `gpu_memory`, a tensor on that GPU (DLPack or `__cuda_array_interface__`, in C order), the frames are in it. It
-/// has exactly the bytes of `frames` versions: those of all tensors, each rounded up to a multiple of 256, and their
-/// sum to one of 4096. It is cleared, behind the work that torch's current stream has (of other tensors the one that
-/// they name, or the default stream), and is left alone from then on; it is kept until the last reader has let go of
-/// it. The constructor waits until it is cleared, without looking for signals, and raises DeadlineError after 30
-/// seconds. Over shared memory it is of cudaMalloc, which torch's is without expandable segments, else Unsupported.
+/// has exactly the bytes of `frames` versions: a version is the sum of its tensors, each rounded up to a multiple of
+/// 256, rounded up to a multiple of 4096. It is cleared, behind the work of torch's current stream (for other tensors
+/// of the stream that they name, or of the default stream), and is left alone from then on; it is kept until the last
+/// reader has released it. The constructor waits until it is cleared, without looking for signals, and raises
+/// DeadlineError after 30 seconds. Over shared memory it is of cudaMalloc, which torch's is without expandable
+/// segments, else Unsupported.
 ///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, BadOption if the
 /// address is of another host, its folder is missing or the rights do not suffice, and PeerGone if another process
@@ -163,8 +164,8 @@ impl PyPublisher {
     ///
     /// Tensors of a GPU (DLPack or `__cuda_array_interface__`, in C order) are copied by it, behind the work that a
     /// stream has at the time of the call; `publish` waits for that, and then the tensors may change. The stream is
-    /// `stream` (a handle, or an object with `cuda_stream`), else torch's current one for tensors of torch, else the
-    /// one that the array names, else the default stream. If that takes longer than `timeout`, a DeadlineError: then
+    /// `stream` (a handle, or an object with `cuda_stream`), else torch's current stream for tensors of torch, else the
+    /// stream that the array names, else the default stream. If that takes longer than `timeout`, a DeadlineError: then
     /// the version is published as soon as it is copied, and the tensors are to be left alone until then. While it is
     /// copied the next version has to wait, and is a DeadlineError with nothing published if that takes too long.
     #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0, stream=None))]
@@ -193,7 +194,7 @@ impl PyPublisher {
     }
 
     /// As `publish`, and returns the record of the version, a line of JSON without its end: by it and the readers'
-    /// certificates, `check` and the program `slackline check` judge what readers got. It takes the SHA-256 of all
+    /// certificates, `check` and the program `slackline check` judge the reads. It computes the SHA-256 of all
     /// tensors before the version is published.
     #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0))]
     fn publish_recorded(
@@ -214,7 +215,7 @@ impl PyPublisher {
     }
 
     /// Lends the memory of the next version: a mapping of names to writable arrays, and a context manager. Leaving the
-    /// block publishes what was written; an exception drops it, and the version before stays the newest. The memory
+    /// block publishes the content; an exception drops it, and the version before stays the newest. The memory
     /// holds some old version at first. If it is `recorded`, the frame has a `publication` then, as of
     /// `publish_recorded`.
     ///
@@ -236,10 +237,11 @@ impl PyPublisher {
         Ok(frame)
     }
 
-    /// Waits until so many readers (without a number: those that are in when the call begins, less those that leave or
-    /// are lost meanwhile) hold `version` or a newer one, and returns what all readers hold. A version that a reader
-    /// has pinned counts from the moment of the pin; `ReaderStatus.holds` names it once the block of the pin has ended,
-    /// and what was copied at once. Raises DeadlineError after `timeout` seconds.
+    /// Waits until so many readers (without a number: the readers that are connected when the call begins, without
+    /// readers that leave or are lost meanwhile) hold `version` or a newer one, and returns the status of all
+    /// readers. A version that a reader has pinned counts from the moment of the pin; `ReaderStatus.holds` names it
+    /// once the block of the pin has ended, and names a copied version at once. Raises DeadlineError after `timeout`
+    /// seconds.
     #[pyo3(signature = (version, *, readers=None, timeout=30.0))]
     fn wait(
         &self,
@@ -274,7 +276,7 @@ impl PyPublisher {
         Ok(statuses.ok_or_else(late)?.into_iter().map(PyReaderStatus).collect())
     }
 
-    /// The readers that are in, each with what it holds.
+    /// The connected readers, each with the version that it holds.
     #[getter]
     fn readers(&self, py: Python<'_>) -> PyResult<Vec<PyReaderStatus>> {
         let publisher = self.publishing.get("asking for the readers")?;
@@ -341,13 +343,13 @@ fn tag(step: u64, label: Option<&Label>) -> Result<VersionTag, Failure> {
     Ok(tag)
 }
 
-/// What a publisher knows of one of its readers.
+/// A publisher's knowledge of one of its readers.
 #[pyclass(frozen, module = "slackline", name = "ReaderStatus")]
 pub(crate) struct PyReaderStatus(pub(crate) ReaderStatus);
 
 #[pymethods]
 impl PyReaderStatus {
-    /// The number of the reader among those that are in.
+    /// The number of the reader among the connected ones.
     #[getter]
     fn peer(&self) -> u16 {
         self.0.peer
@@ -365,7 +367,7 @@ impl PyReaderStatus {
         self.0.pins.map(Version::get)
     }
 
-    /// The number of versions by which the newest one that it has, as a copy or in place, is behind the newest of all.
+    /// The number of versions by which its newest one, as a copy or in place, is behind the newest of all.
     #[getter]
     fn behind(&self) -> u64 {
         self.0.behind

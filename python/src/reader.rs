@@ -31,19 +31,19 @@ use crate::wait::{Deadline, detached, idle as way_to_idle, in_thread};
 
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
-/// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
-/// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to
+/// `address` is the address of a Publisher or Server, or several with commas between them: the first that answers is
+/// taken. Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to
 /// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
-/// pulled; a pin is of the whole table all the same. `secret` is bytes or the path of a file, the job's or that of
-/// `reading_secret`; without it the environment's is taken.
+/// pulled; a pin is of the whole table all the same. `secret` is bytes or the path of a file: the job's secret or the
+/// one of `reading_secret`; without it the environment's is taken.
 ///
 /// `table` is the name of the table to read where the address has several (`Tables`). With `checksums` each copy of a
 /// whole table is compared with the publisher's checksum, where it makes one (`Publisher(checksums=True)`): one more
 /// pass over it. `idle` is "poll", which sees a version that is waited for at once and takes a processor's time, or
 /// "sleep": then the publisher wakes this reader.
 ///
-/// With `tree` the address is that of a Publisher whose relays are in a tree: it says from whom this reader reads, a
-/// relay on the same host if there is one. `reconnect` then asks it again.
+/// With `tree` the address belongs to a Publisher whose relays are in a tree: it says which owner this reader reads
+/// from, a relay on the same host if there is one. `reconnect` then asks it again.
 ///
 /// With `gpu`, a Gpu, pulls into tensors of that GPU come straight out of the owner's memory over shared memory, and by
 /// RDMA if the device reaches the GPU. If it does not, and over TCP, they come by way of blocks of host memory.
@@ -52,11 +52,11 @@ use crate::wait::{Deadline, detached, idle as way_to_idle, in_thread};
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///
 /// Raises PeerGone if no process listens, Refused if the secrets differ or if there is no table of that name (after
-/// `timeout`: it names those that are there), DeadlineError if it does not answer in time.
+/// `timeout`: it names the tables that exist), DeadlineError if it does not answer in time.
 #[pyclass(frozen, module = "slackline", name = "Reader")]
 pub(crate) struct PyReader {
     shared: Arc<Shared>,
-    /// The table of copies, and that of pins, which is the publisher's.
+    /// The table of copies, and the table of pins, which is the publisher's.
     layout: Arc<Layout>,
     whole: Arc<Layout>,
     address: String,
@@ -98,7 +98,7 @@ impl PyReader {
         Ok(reading)
     }
 
-    /// The same for a call that would let go of what is pinned.
+    /// The same for a call that would release the pinned version.
     fn unpinned<R>(
         &self,
         py: Python<'_>,
@@ -228,7 +228,7 @@ impl PyReader {
         Ok(PyReader { shared, layout, whole, address: address.into(), staged, gpu })
     }
 
-    /// The number of the newest version, by reads of 128 bytes in all, whatever the size of the table.
+    /// The number of the newest version, by reads of 128 bytes in all, for a table of any size.
     ///
     /// It waits at most `timeout` seconds for the publisher's answer, and then raises DeadlineError. PeerGone says that
     /// the connection is over: `reconnect` makes another one.
@@ -264,7 +264,7 @@ impl PyReader {
     /// `into` does not fit, BadOption if `version` is given with another bound, OutOfTurn during a pin of this reader.
     ///
     /// Tensors of a GPU in `into` (DLPack or `__cuda_array_interface__`, in C order) are written by it, behind the work
-    /// that a stream has at the time of the call; what that stream gets after the call sees the version, and the arrays
+    /// that a stream has at the time of the call; later work of that stream sees the version, and the arrays
     /// of the snapshot cannot be looked at. `stream` is as for `Publisher.publish`. With a reader's `gpu` several
     /// tensors come by way of memory of that GPU; once the version is there, that copy does not look for signals.
     #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, version=None, timeout=30.0, stream=None))]
@@ -296,7 +296,7 @@ impl PyReader {
 
     /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
     /// publisher leaves it as it is until the block ends; then its arrays raise. Shared memory only: elsewhere
-    /// Unsupported. The arguments are those of `pull`. It is the whole table, also of a reader with `select`.
+    /// Unsupported. The arguments are as for `pull`. It is the whole table, also of a reader with `select`.
     /// `Publisher.wait` counts the pin; once the block has ended, and the version was as it was until then, this reader
     /// holds it.
     ///
@@ -340,7 +340,7 @@ impl PyReader {
         &self.address
     }
 
-    /// The way that payloads take to the `gpu`, and why none of those before; None without one.
+    /// The path of payloads to the `gpu`, and why the better paths are not in use; None without one.
     #[getter]
     fn gpu_path(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let path = |reading: &mut Reading| Ok(reading.reader.gpu_path().map(|path| path.to_string()));
@@ -354,9 +354,10 @@ impl PyReader {
         self.with(py, "asking for the epoch", None, epoch)
     }
 
-    /// Connects again, once the publisher was lost, to the one that came after it at the same address, waiting for it
-    /// at most `timeout` seconds. It has another epoch, and its versions may be any. Snapshots that were pulled stay. A
-    /// version that is staged, or on its way, is dropped: call `prefetch` for one of the new publisher.
+    /// Connects again, once the publisher was lost, to its successor at the same address, waiting for it at most
+    /// `timeout` seconds. The successor has another epoch, and its versions may have any number. Snapshots that were
+    /// pulled stay. A version that is staged, or on its way, is dropped: call `prefetch` for one of the new
+    /// publisher.
     ///
     /// Raises LayoutMismatch if it has another table, PeerGone if it does not come; the reader then stays as it was.
     #[pyo3(signature = (*, timeout=30.0))]

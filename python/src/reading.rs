@@ -36,12 +36,12 @@ pub(crate) struct Reading {
     brought: u64,
     /// The read whose copy the reader is making. Another read gives that copy up.
     copying: Option<Asked>,
-    /// Reads of calls, and those of prefetches, which go on beside them.
+    /// Reads of calls, and reads of prefetches, which run beside them.
     calls: Reads,
     prefetches: Reads,
     /// True if the publisher's memory is mapped into this process.
     is_mapped: bool,
-    /// What is copied is compared with a checksum.
+    /// Copies are compared with a checksum.
     checksums: bool,
     pub(crate) closing: Closing,
     /// The GPU that the transport has, unless checksums are to be compared: it copies straight out of the owner's
@@ -54,7 +54,7 @@ pub(crate) struct Reading {
 /// A version that was read, in memory of its own.
 pub(crate) type Pulled = (Facts, Arc<Lease>, Asked);
 
-/// What a pull asks for.
+/// The request of a pull.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// The most versions behind the newest, where that was given. Otherwise the newest when the call began.
@@ -65,7 +65,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Reads what a call asks for: bounds, or one version by its number.
+    /// Parses the request of a call: bounds, or one version by its number.
     pub(crate) fn of(
         max_staleness: Option<u64>,
         at_least: u64,
@@ -129,7 +129,7 @@ impl Pulling {
         Pulling { request, newest: None, is_prefetch: false, asking: None, asked: None }
     }
 
-    /// One that goes on between the calls of other threads.
+    /// A read that continues between the calls of other threads.
     pub(crate) fn prefetch(request: Request) -> Pulling {
         Pulling { is_prefetch: true, ..Pulling::new(request) }
     }
@@ -176,7 +176,7 @@ impl Pulling {
         }
     }
 
-    /// Begins the read, or takes what was read before if that will do.
+    /// Begins the read, or takes the earlier copy if that meets the request.
     fn begin(&mut self, reading: &mut Reading, slice: Duration) -> Result<Begun, Failure> {
         let reads = if self.is_prefetch { &mut reading.prefetches } else { &mut reading.calls };
         let (asked, question) = self.asking.get_or_insert_with(|| (reads.begin(self.request), None));
@@ -208,7 +208,7 @@ impl Pulling {
 enum Begun {
     /// The version was not there within the slice.
     Late,
-    /// What was read before will do.
+    /// The earlier copy meets the request.
     Kept(Pulled),
     /// It is being copied.
     Copying(Asked),
@@ -313,7 +313,7 @@ impl Reading {
         begins_whole
     }
 
-    /// Has no later read take what was read before.
+    /// Makes no later read take an earlier copy.
     pub(crate) fn forget_newest(&mut self) {
         self.newest = None;
     }
@@ -323,8 +323,8 @@ impl Reading {
         self.newest.take_if(|(_, lease)| Arc::strong_count(lease) > 1);
     }
 
-    /// Memory of the GPU for a whole copy. The one that was used with another stream is left to its copies: this stream
-    /// does not wait for them.
+    /// Memory of the GPU for a whole copy. Memory that was used with another stream is left to its copies: this
+    /// stream does not wait for them.
     pub(crate) fn staging(&mut self, gpu: &Gpu, stream: usize, bytes: usize) -> Result<GpuMemory, Failure> {
         match &self.staging {
             Some((of, memory)) if *of == stream && memory.bytes() == bytes => Ok(memory.clone()),
@@ -356,7 +356,7 @@ impl Reading {
         }
     }
 
-    /// Forgets what was read of an owner that is gone.
+    /// Forgets the copies of an owner that is gone.
     pub(crate) fn forget(&mut self) {
         (self.newest, self.brought, self.copying) = (None, 0, None);
         self.is_mapped = is_mapped(&mut self.reader);
@@ -371,12 +371,12 @@ fn is_mapped(reader: &mut Reader<NamedFabric>) -> bool {
     !matches!(asked, Err(Error::Pin { source: PinError::NotMapped | PinError::OnGpu, .. }))
 }
 
-/// What the objects of one reader share.
+/// The state that the objects of one reader share.
 pub(crate) struct Shared {
     pub(crate) reading: Turns<Option<Reading>>,
     /// True while a version is pinned.
     pub(crate) is_pinned: AtomicBool,
-    /// The pin has ended, and is to be let go by the next thread that locks the reader.
+    /// The pin has ended, and the next thread that locks the reader releases it.
     has_ended: AtomicBool,
     /// Threads of Python that wait for another one's call.
     pub(crate) waiting: AtomicUsize,

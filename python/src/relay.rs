@@ -19,7 +19,7 @@ use crate::wait::{in_thread, time, timeout as seconds};
 /// serves all of its readers.
 ///
 /// `upstream` is the address of an owner, or several with commas between them: if one is lost, the next is asked, and
-/// what the relay has is served meanwhile. `address`, `transport`, `readers`, `lease` and `secret` are as for a
+/// the relay serves its newest version meanwhile. `address`, `transport`, `readers`, `lease` and `secret` are as for a
 /// Publisher. Waits at most `timeout` seconds for the first owner.
 ///
 /// `table` is the name of the table where the upstream has several (`Tables`); readers of the relay ask for it by the
@@ -27,8 +27,8 @@ use crate::wait::{in_thread, time, timeout as seconds};
 /// upstream it reads differences where there are some. With `checksums` it makes checksums of its own copies, as a
 /// Publisher does.
 ///
-/// With `tree`, `upstream` is the address of a Publisher, which says from whom this relay reads, and sends readers
-/// with `tree` to it. At most `branches` relays read from this one. Such a relay goes on with the publisher's
+/// With `tree`, `upstream` is the address of a Publisher, which says which owner this relay reads from, and sends
+/// readers with `tree` to it. At most `branches` relays read from this one. Such a relay goes on with the publisher's
 /// successor, under another epoch. Its address must be one at which others reach it.
 ///
 /// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one, or if the relay is to
@@ -108,7 +108,7 @@ impl PyRelay {
         }
     }
 
-    /// The readers that are in, each with what it holds.
+    /// The connected readers, each with the version that it holds.
     #[getter]
     fn readers(&self) -> PyResult<Vec<PyReaderStatus>> {
         let readers = self.relay.ask("asking for the readers", Relay::readers)?;

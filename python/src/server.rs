@@ -95,7 +95,7 @@ const KEEP: Duration = Duration::from_secs(1);
 const TURN: Duration = Duration::from_millis(1);
 
 impl Serving {
-    /// Serves until it is closed, or fails: then its peers are told as of one that was closed.
+    /// Serves until it is closed, or fails: its peers then receive the same farewell.
     fn serve(&self) {
         let served = catch_unwind(AssertUnwindSafe(|| self.work()));
         let panicked =
@@ -168,7 +168,7 @@ impl Drop for Serving {
 }
 
 /// Holds the parameters, and folds workers' gradients into them as a scheme says. A thread of the library serves the
-/// workers, whatever Python does meanwhile.
+/// workers, also while Python is busy.
 ///
 /// `initial` is a mapping of names to float32 arrays, the parameters of version 0. `scheme` is its text: "bsp", "asp",
 /// "ssp(2)", ... `workers` is their number: nothing is applied before that many have joined. `optimizer` is "sgd",
@@ -178,7 +178,7 @@ impl Drop for Serving {
 /// take up to 20 ms. With `gpu`, a Gpu, the parameters, the optimiser's states and the gradients are in its memory, and
 /// it folds them; workers and readers over shared memory have a GPU then, too.
 ///
-/// A server that cannot go on ends as one that is closed: its workers and readers get PeerGone, and calls of it raise
+/// A server that cannot go on ends like a closed one: its workers and readers get PeerGone, and calls of it raise
 /// the cause.
 #[pyclass(frozen, module = "slackline", name = "Server")]
 pub(crate) struct PyServer {

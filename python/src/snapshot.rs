@@ -19,7 +19,7 @@ use crate::view::ArrayView;
 pub(crate) enum Storage {
     /// All of them, laid out as the table says.
     Whole(Arc<Lease>),
-    /// Each in an array of the caller's; those that are on a GPU cannot be lent.
+    /// Each in an array of the caller's; arrays on a GPU cannot be lent.
     Each(Vec<Option<Arc<Lease>>>),
 }
 
@@ -130,7 +130,7 @@ macro_rules! mapping {
 }
 pub(crate) use mapping;
 
-/// What is known of the version that was read.
+/// The facts about the version that was read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) version: u64,
@@ -148,7 +148,7 @@ impl Facts {
         Facts { version: version.get(), epoch, origin, staleness: behind, tag, published_ns }
     }
 
-    /// What a server knows of its parameters.
+    /// The facts of a server about its parameters.
     pub(crate) fn of_server(version: u64, epoch: u64, staleness: u64) -> Facts {
         Facts { version, epoch, origin: 0, staleness, tag: VersionTag::default(), published_ns: 0 }
     }
@@ -222,7 +222,7 @@ impl Snapshot {
     }
 
     /// The record of this read, a line of JSON without its end: by it and the publisher's records, `check` and the
-    /// program `slackline check` judge what was asked and given. It takes the SHA-256 of each tensor that was read
+    /// program `slackline check` judge the request and the result. It computes the SHA-256 of each tensor that was read
     /// whole, as it is at this moment, without the interpreter.
     ///
     /// Raises OutOfTurn once the pin has ended, Unsupported for parameters of a worker or a server.

@@ -38,10 +38,10 @@ const COPYING: &str = "copying parameters into arrays";
 ///
 /// `servers` are the addresses of the servers of all shards, in any order. Of several addresses of one server, with
 /// commas between them, the first is taken. Waits, at most `timeout` seconds, for the servers to listen. The scheme is
-/// theirs. `rank` names this worker: one that is started again with the same rank is the same worker, and no gradient
-/// of it counts twice. `secret` (the job's) and `idle` are as for a Reader. With `gpu`, a Gpu, gradients on that GPU
-/// are published straight out of its memory over shared memory, and by RDMA if the device reaches the GPU. If it does
-/// not, and over TCP, they go by way of blocks of host memory.
+/// theirs. `rank` names this worker: a worker that is started again with the same rank is the same worker, and no
+/// gradient of it counts twice. `secret` (the job's) and `idle` are as for a Reader. With `gpu`, a Gpu, gradients on
+/// that GPU are published straight out of its memory over shared memory, and by RDMA if the device reaches the GPU.
+/// If it does not, and over TCP, they go by way of blocks of host memory.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,
@@ -158,7 +158,7 @@ impl PyWorker {
         })
     }
 
-    /// Waits until every server has folded in, or dropped, all that this worker has published.
+    /// Waits until every server has folded in, or dropped, all published gradients of this worker.
     ///
     /// It waits at most `timeout` seconds, and then raises DeadlineError; the gradients are on their way all the same.
     /// PeerGone says that a server is gone.
@@ -239,7 +239,7 @@ pub(crate) struct Step {
     layout: Arc<Layout>,
     working: Arc<Working>,
     is_open: AtomicBool,
-    /// What a server had answered last when it was asked whether the step is to be abandoned.
+    /// The last answer of a server to the question whether the step is to be abandoned.
     should_stop: AtomicBool,
 }
 
@@ -276,7 +276,7 @@ impl Step {
         self.parameters.clone_ref(py)
     }
 
-    /// The memory for the gradient: a mapping of names to writable arrays, which hold what was written there last.
+    /// The memory for the gradient: a mapping of names to writable arrays, which keep their last content.
     #[getter]
     fn gradient(&self, py: Python<'_>) -> Py<Gradient> {
         self.gradient.clone_ref(py)
@@ -301,7 +301,7 @@ impl Step {
     }
 
     /// True if a server asks this worker to abandon the step, as DBW and ABS do. It never waits: while another thread
-    /// is in a call of the worker, it is what was answered last. Raises OutOfTurn once the step has ended.
+    /// is in a call of the worker, it returns the last answer. Raises OutOfTurn once the step has ended.
     #[getter]
     fn should_stop(&self) -> PyResult<bool> {
         let asked = self.working.at_once(STEPPING, |worker| {

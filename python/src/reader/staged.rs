@@ -29,11 +29,11 @@ pub(super) struct Staged {
     connection: u64,
     request: Request,
     timeout: Duration,
-    /// Where its thread leaves the version: taking one that is there costs no more than a lock.
+    /// The slot in which its thread leaves the version: to take a finished version costs no more than a lock.
     version: Receiver<Brought>,
 }
 
-/// What a prefetch has ended with.
+/// The end of a prefetch.
 type Brought = Result<Pulled, Failure>;
 
 const PREFETCHING: &str = "prefetching a version";
@@ -44,10 +44,10 @@ const TURN: Duration = Duration::from_millis(1);
 
 #[pymethods]
 impl PyReader {
-    /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments
-    /// are those of `pull`: bounds hold, and staleness counts, at the moment at which the version is staged. A version
-    /// that is not there within `timeout` seconds is asked for again by `swap`. Raises OutOfTurn during a pin, or if a
-    /// version is staged already.
+    /// Begins to fetch a version in a thread of the library, while this thread continues; `swap` hands it out. The
+    /// arguments are as for `pull`: bounds hold, and staleness counts, at the moment at which the version is staged.
+    /// A version that is not there within `timeout` seconds is asked for again by `swap`. Raises OutOfTurn during a
+    /// pin, or if a version is staged already.
     #[pyo3(signature = (*, max_staleness=None, min_version=0, version=None, timeout=30.0))]
     fn prefetch(
         &self,
@@ -75,11 +75,11 @@ impl PyReader {
         Ok(begun?)
     }
 
-    /// Hands out the version that `prefetch` has brought, waiting for it at most `timeout` seconds: if it is there, a
-    /// matter of microseconds at any size. Raises what a pull would have raised.
+    /// Hands out the version that `prefetch` has fetched, waiting for it at most `timeout` seconds: if it is there,
+    /// this takes microseconds at any size. Raises the errors of a pull.
     ///
-    /// Bounds and staleness are those of the moment at which the version was staged: it may be older than one that was
-    /// pulled since. A prefetch whose own timeout has ended before is begun again, within this one's; after a
+    /// Bounds and staleness hold for the moment at which the version was staged: it may be older than a version that
+    /// was pulled since. A prefetch whose own timeout has ended before is begun again, within this one's; after a
     /// DeadlineError call again. Raises OutOfTurn if no version is staged, as after `reconnect`, or if another thread
     /// waits for it.
     #[pyo3(signature = (*, timeout=30.0))]
@@ -187,7 +187,7 @@ impl PyReader {
         }
     }
 
-    /// Has what was staged before the reader connected again handed out no more.
+    /// Drops versions that were staged before the reader connected again.
     pub(super) fn forget_staged(&self) {
         self.shared.has_connected();
         let mut staged = self.staged();
@@ -218,7 +218,7 @@ fn connected_again() -> Failure {
     none_staged("the reader has connected again since the prefetch")
 }
 
-/// What the thread of a prefetch has left, if it has.
+/// The result that the thread of a prefetch has left, if it has ended.
 fn received(version: &Mutex<Receiver<Brought>>, slice: Duration) -> Option<Brought> {
     match version.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(slice) {
         Ok(brought) => Some(brought),
