@@ -58,7 +58,7 @@ pub(super) enum Down {
     Pushed { copy: Held },
     /// Its gradients of clocks before this one are consumed.
     Consumed { clock: u64 },
-    /// It should abandon what it computes on versions before this one.
+    /// It should abandon computations on versions before this one.
     Interrupt { version: u64 },
 }
 

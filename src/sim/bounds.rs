@@ -9,7 +9,7 @@ use crate::scheme::{Choice, SchemeConfig, Shrink, WaitFor};
 pub(super) fn behind_most(scheme: Option<SchemeConfig>, gradients: usize) -> Option<u64> {
     match scheme? {
         SchemeConfig::Dbw { .. } => Some(0),
-        // An update of as many as are waited for tells how many those are.
+        // An update of as many gradients as are awaited tells their number.
         SchemeConfig::Abs { staleness: Some(most), wait_for, shrink: Shrink::WithK, .. } => {
             let shrunk = (u128::from(most) * u128::from(wait_for.k())).div_ceil(gradients.max(1) as u128);
             Some(u64::try_from(shrunk).unwrap_or(most).min(most))

@@ -11,14 +11,14 @@ use crate::scheme::{
     summed,
 };
 
-/// A job to simulate: [`new`](Self::new), change what should differ, [`run`](Self::run).
+/// A job to simulate: [`new`](Self::new), change fields, [`run`](Self::run).
 pub struct Cluster {
     /// The scheme.
     pub scheme: AnyScheme,
     /// The effect of a gradient's staleness on its weight; without a server it has none.
     pub damping: Damping,
-    /// Each gradient counts whole, whatever its scheme would weigh it with: updates add up. Only where every gradient
-    /// is folded in.
+    /// Each gradient counts with weight 1 instead of the scheme's weight: updates add up. Only where every gradient is
+    /// folded in.
     pub additive: bool,
     /// The number of workers, up to [`MAX_WORKERS`](super::MAX_WORKERS); with a problem, a scheme may fold up to
     /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) gradients at once.
@@ -27,11 +27,11 @@ pub struct Cluster {
     pub seed: u64,
     /// The time that a gradient takes; with local steps, the time of each step.
     pub compute: Distribution,
-    /// The factors by which each worker's times are longer than the distribution says; 1 for those that the list is
-    /// too short for.
+    /// The factors by which each worker's times are longer than the distribution says; 1 for workers beyond the end of
+    /// the list.
     pub factors: Vec<f64>,
-    /// The time, in seconds, at which each worker begins, though all are in from the first moment; 0 for those that the
-    /// list is too short for. Even workers that begin at different times stay apart: nothing but a bound brings them
+    /// The time, in seconds, at which each worker begins, though all are in from the first moment; 0 for workers beyond
+    /// the end of the list. Even workers that begin at different times stay apart: nothing but a bound brings them
     /// together.
     pub starts: Vec<f64>,
     /// Workers that become slower, or faster, on the way.
@@ -40,8 +40,8 @@ pub struct Cluster {
     pub network: Network,
     /// The faults of workers and of the network.
     pub faults: Faults,
-    /// Workers see their own gradients before the server has folded them in: to a copy each adds those that are not in
-    /// it, at the weight `1/workers`, or 1 if updates add up. With SGD only.
+    /// Workers see their own gradients before the server has folded them in: each adds the gradients that its copy
+    /// lacks, at the weight `1/workers`, or 1 if updates add up. With SGD only.
     pub read_my_writes: bool,
     /// The end of the simulation.
     pub until: Until,
@@ -72,7 +72,8 @@ pub struct Change {
 /// The condition at which a simulation stops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Until {
-    /// Every worker that is in has completed so many clocks. Not for schemes that interrupt workers: those may never.
+    /// Every worker that is in has completed so many clocks. Not for schemes that interrupt workers: these may never
+    /// do.
     Clocks(u64),
     /// So many versions were made.
     Versions(u64),
@@ -135,11 +136,11 @@ impl Cluster {
         SimEngine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
     }
 
-    /// Simulates it with other halves than those of its scheme, held to the promises of its scheme. Nothing is damped
+    /// Simulates it with other halves than its scheme's, held to the promises of its scheme. Nothing is damped
     /// but what `server` damps itself.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run).
+    /// The errors of [`run`](Self::run).
     pub fn run_with(
         self,
         server: Box<dyn ServerScheme>,
@@ -153,7 +154,7 @@ impl Cluster {
     /// `worker` in a round, `worker` itself among them.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run).
+    /// The errors of [`run`](Self::run).
     pub fn run_in_groups(
         self,
         members: &dyn Fn(usize, u64) -> Vec<usize>,
@@ -163,7 +164,7 @@ impl Cluster {
         SimEngine::new(self, None, Some(members), worker).run()
     }
 
-    /// Says what is wrong with it, if anything is.
+    /// Returns the fault of its settings, if there is one.
     ///
     /// # Errors
     /// The first setting that cannot be, with the values that can.

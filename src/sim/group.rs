@@ -50,7 +50,7 @@ struct Gathering {
     /// None of the members before this index is missing.
     checked: usize,
     /// The members whose parts are on their way, once they are. A member that comes later is none of them, and keeps
-    /// what it has.
+    /// its parameters.
     parts: Option<Vec<(usize, u32)>>,
     /// None on time alone.
     mean: Option<Payload>,

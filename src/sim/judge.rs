@@ -13,7 +13,7 @@ use crate::scheme::{Damping, GradientId, SchemeConfig, Share};
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
 pub(super) struct Judge {
-    /// A scheme from outside of this crate is held to what its [`Needs`](crate::scheme::Needs) promise alone.
+    /// A scheme from outside of this crate is held to the promises of its [`Needs`](crate::scheme::Needs) alone.
     scheme: Option<SchemeConfig>,
     /// A gradient of clock `c` is computed on a copy that holds all clocks before `c - bound`.
     clocks: Option<u64>,
@@ -42,7 +42,7 @@ pub(super) struct Judge {
 impl Judge {
     pub(super) fn new(cluster: &Cluster) -> Judge {
         let (needs, scheme) = (cluster.scheme.needs(), cluster.scheme.built_in());
-        // One that comes back begins at a clock, and versions are not clocks any more once a clock belonged to no
+        // A worker that comes back begins at a clock, and versions are not clocks any more once a clock belonged to no
         // worker.
         let stays = cluster.faults.crashes.is_empty() && cluster.faults.lifetime.is_none();
         Judge {
@@ -211,7 +211,7 @@ impl Judge {
             let size: f64 = parts.iter().map(|part| f64::from(part[at].abs())).sum();
             let off = (sum - parts.len() as f64 * f64::from(*mean)).abs();
             // Rounding of so many additions, and of a mean below the smallest normal number, which is off by up to the
-            // smallest of all; what has diverged is no breach.
+            // smallest of all; divergence is no breach.
             let rounding = size * f64::from(f32::EPSILON) + f64::from(f32::from_bits(1));
             if size.is_finite() && off > parts.len() as f64 * rounding {
                 return Err(format!("averaging moved the sum of parameter {at} from {sum} by {off}"));

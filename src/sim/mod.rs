@@ -1,11 +1,11 @@
 //! Whole jobs in virtual time: any scheme, any number of workers, any network, on real learning problems or on time
 //! alone.
 //!
-//! A [`Cluster`] says what to simulate; [`Cluster::run`] does it and gives a [`ClusterReport`]. The halves of the
+//! A [`Cluster`] describes a simulation; [`Cluster::run`] runs it and returns a [`ClusterReport`]. The halves of the
 //! scheme are the very objects that run beside real servers and workers, gradients are real gradients of a [`Problem`],
 //! and they are folded in by the kernel that real servers use, so that simulated and real parameters agree bit for bit.
-//! Only time is not real: computing takes what a [`Distribution`] says, messages what the [`Network`] does, and
-//! everything follows from one seed. The same cluster gives the same [`ClusterReport::trace_hash`].
+//! Only time is not real: a [`Distribution`] gives the time of a computation, the [`Network`] the time of a message,
+//! and everything follows from one seed. The same cluster gives the same [`ClusterReport::trace_hash`].
 //!
 //! ```
 //! use slackline::scheme::SchemeConfig;

@@ -7,7 +7,7 @@ use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, Schedul
 use crate::mem::VolatileSlice;
 use crate::table::Encoding;
 
-/// One version, as it was handed out; shared by all that hold it.
+/// One version, as it was handed out; shared by all its holders.
 #[derive(Debug)]
 pub(super) struct ModelSnapshot {
     pub(super) version: u64,
@@ -82,8 +82,8 @@ impl Model {
         values(&self.parameters)
     }
 
-    /// Makes version `version` out of weighted gradients, and measures them if `measures`. The step size is that of the
-    /// version; what the optimiser has learned is as old as the model.
+    /// Makes version `version` out of weighted gradients, and measures them if `measures`. The step size is the
+    /// version's; the optimiser's state is as old as the model.
     pub(super) fn fold(
         &mut self,
         version: u64,
@@ -128,8 +128,8 @@ mod tests {
     use crate::kernel::AdamParameters;
     use crate::scheme::SchemeConfig;
 
-    /// Adam's first step has the length of the step size, whatever the gradient: its means are corrected for how few
-    /// gradients they are of.
+    /// Adam's first step has the length of the step size, for any gradient: its means are corrected for the small
+    /// number of gradients.
     #[test]
     fn what_an_optimiser_has_learned_is_as_old_as_its_model() {
         let mut cluster = Cluster::new(SchemeConfig::Asp, 1, 1);

@@ -66,7 +66,7 @@ struct NetworkLink {
     last: u64,
 }
 
-/// The links, and what is on them.
+/// The links, and the messages on them.
 #[derive(Debug)]
 pub(super) struct Wires {
     latency: Distribution,
@@ -139,7 +139,7 @@ impl Wires {
         Passage::Arrives(self.arrive(worker, last))
     }
 
-    /// Takes in what has come to the server's link.
+    /// Processes the messages that have come to the server's link.
     pub(super) fn take_in(&mut self, now: u64, last: u64, worker: usize, bytes: u64) -> MessageDelivery {
         if bytes == 0 {
             return self.arrive(worker, last);

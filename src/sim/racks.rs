@@ -6,11 +6,11 @@ use super::{SimError, nanos};
 
 /// Workers in racks below a core that never is the bottleneck, for jobs whose workers average among themselves.
 ///
-/// The first `size` workers are in the first rack, the next in the second, and so on. A flow takes the link of its
-/// sender and that of its receiver, and between two racks also the links of both to the core, each of which carries
-/// each direction for itself. Flows share links by max-min fairness, as long-lived TCP flows do by and large: the rates
-/// of all grow alike until a link is full, which settles those that cross it, and so on. The flows of one ring go at
-/// one pace, that of its slowest.
+/// The first `size` workers are in the first rack, the next in the second, and so on. A flow uses the links of its
+/// sender and its receiver, and between two racks also the links of both racks to the core; each link carries each
+/// direction for itself. Flows share links by max-min fairness, as long-lived TCP flows do by and large: the rates of
+/// all grow alike until a link is full, which settles the flows that cross it, and so on. The flows of one ring have
+/// one rate, the rate of the slowest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Racks {
     /// Workers in each rack.
@@ -68,7 +68,7 @@ struct Transfer {
 /// The name of an average: its round, and its smallest member.
 pub(super) type AverageKey = (u64, usize);
 
-/// The links of racks, and what is on them.
+/// The links of racks, and the flows on them.
 #[derive(Debug)]
 pub(super) struct Flows {
     racks: Racks,
@@ -82,7 +82,7 @@ pub(super) struct Flows {
 }
 
 impl Racks {
-    /// Refuses what no network is like.
+    /// Refuses settings that no network has.
     pub(super) fn check(&self, workers: usize) -> Result<(), SimError> {
         let fault = |setting, value: String, remedy| Err(SimError::Setting { setting, value, remedy });
         if self.size == 0 {
@@ -195,7 +195,7 @@ impl Flows {
         self.settle(now)
     }
 
-    /// Carries what is on the links on to `now`. Returns the averages that are there, and the next time to call it.
+    /// Advances the flows on the links to `now`. Returns the averages that have arrived, and the next time to call it.
     pub(super) fn advance(&mut self, now: u64) -> (Vec<AverageKey>, Option<u64>) {
         self.carry(now);
         let mut done = Vec::new();
@@ -214,7 +214,7 @@ impl Flows {
     fn carry(&mut self, now: u64) {
         let time = now.saturating_sub(std::mem::replace(&mut self.at, now)) as f64;
         for ring in self.transfers.values_mut().flat_map(|transfer| &mut transfer.rings) {
-            // An endless rate for no time carries what there is.
+            // An infinite rate for no time carries all remaining bytes.
             let carried = if ring.rate.is_infinite() { ring.left } else { ring.rate * time };
             ring.left -= carried;
         }
@@ -248,7 +248,7 @@ fn share(free: &mut [f64], rings: &[&[(usize, f64)]]) -> Vec<f64> {
         for (link, flows) in unsettled.iter().flat_map(|ring| rings[*ring]) {
             load[*link] += flows;
         }
-        // What each flow gets of the link that is full first.
+        // The share of each flow of the link that is full first.
         let shares = free.iter().zip(&load).filter(|(_, load)| **load > 0.0).map(|(free, load)| free / load);
         let least = shares.fold(f64::INFINITY, f64::min);
         if least.is_infinite() {

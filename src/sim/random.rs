@@ -28,8 +28,8 @@ impl Random {
         Random { state: mixed(seed.wrapping_add(STEP)) }
     }
 
-    /// A stream of its own for each pair under one seed, so that what one part of a program draws does not shift what
-    /// another does.
+    /// A stream of its own for each pair under one seed, so that the draws of one part of a program do not shift the
+    /// draws of another.
     pub const fn stream(seed: u64, purpose: u64, index: u64) -> Random {
         let seed = mixed(seed.wrapping_add(STEP)) ^ mixed(purpose.wrapping_mul(STEP).wrapping_add(1));
         Random { state: mixed(seed.wrapping_add(mixed(index.wrapping_add(STEP)))) }

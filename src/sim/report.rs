@@ -37,10 +37,10 @@ pub struct ClusterReport {
     pub curve: Vec<Point>,
     /// The numbers that were counted.
     pub counts: Counts,
-    /// The newest parameters; without a server, those of each worker; none on time alone.
+    /// The newest parameters; without a server, the parameters of each worker; none on time alone.
     #[serde(skip)]
     pub parameters: Vec<Vec<f32>>,
-    /// Hash over all that happened: two runs with the same hash were the same run.
+    /// Hash over all events: two runs with the same hash were the same run.
     pub trace_hash: u64,
 }
 
@@ -49,9 +49,9 @@ pub struct ClusterReport {
 pub struct OfWorker {
     /// Clocks completed.
     pub clocks: u64,
-    /// Seconds spent computing what was published.
+    /// Seconds spent on computations that were published.
     pub computing: f64,
-    /// Seconds spent computing what was abandoned.
+    /// Seconds spent on computations that were abandoned.
     pub wasted: f64,
     /// Seconds spent on anything else: waiting for copies, for messages, for a free slot.
     pub waiting: f64,
@@ -95,7 +95,7 @@ pub struct Counts {
     pub downloads: u64,
     /// Copies that were pushed.
     pub pushed: u64,
-    /// Bytes of all these; without a server, those of averaging.
+    /// Bytes of all these; without a server, the bytes of averaging.
     pub bytes: u64,
     /// Computations that were abandoned because the server asked.
     pub interrupted: u64,
@@ -109,7 +109,7 @@ pub struct Counts {
     pub replayed: u64,
     /// Averages of groups.
     pub averages: u64,
-    /// Events in all: what the simulation itself had to do.
+    /// Events in all: the work of the simulation itself.
     pub events: u64,
 }
 

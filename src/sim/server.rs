@@ -237,7 +237,7 @@ impl SimEngine<'_> {
         }
     }
 
-    /// Sends a copy to a worker that asked, or lets the request wait for what it asked for.
+    /// Sends a copy to a worker that asked, or lets the request wait for its version.
     fn answer(&mut self, waiter: Waiter) {
         let Waiter { worker, incarnation, number, bound } = waiter;
         let server = &mut self.server;
@@ -276,7 +276,7 @@ impl SimEngine<'_> {
         }
     }
 
-    /// Carries out what the server's scheme wants, until it wants no more.
+    /// Carries out the actions of the server's scheme, until there are no more.
     pub(super) fn drive_server(&mut self) -> Result<(), SimError> {
         let mut shares = std::mem::take(&mut self.server.shares);
         let mut actions = 0;

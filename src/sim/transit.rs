@@ -16,7 +16,7 @@ pub(super) struct Transit {
     own: Vec<VecDeque<(u64, f64)>>,
     /// The magnitude of each worker's last gradient.
     last: Vec<f64>,
-    /// Version and magnitude of what is folded in and not seen by all workers, as far as the server knows.
+    /// Version and magnitude of the folded updates that not all workers have seen, as far as the server knows.
     unseen: VecDeque<(u64, f64)>,
     seen: ClockTable,
     /// For each worker, version and update of each of its gradients that was folded in and not seen by all.
@@ -97,8 +97,8 @@ impl Transit {
         Ok(())
     }
 
-    /// As published: a gradient of `worker` made a version. What this worker has made and not all have seen has a sum
-    /// within the bound, or is this one update alone.
+    /// As published: a gradient of `worker` made a version. The updates of this worker that not all have seen have a
+    /// sum within the bound, or are this one update alone.
     pub(super) fn moves(&mut self, version: u64, worker: WorkerId, update: &Rc<[f64]>) -> Result<(), String> {
         if self.strength != Strength::Published {
             return Ok(());

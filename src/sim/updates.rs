@@ -1,4 +1,4 @@
-//! The updates that not all workers have seen: what a scheme that weighs updates asks about.
+//! The updates that not all workers have seen, for schemes that weigh updates.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -54,7 +54,7 @@ impl Updates {
         self.made.extend(shares.iter().map(|share| (version, share.gradient.worker, Rc::clone(update))));
     }
 
-    /// The largest magnitude in the sum of what a worker has made in versions after `since`, and of `next`.
+    /// The largest magnitude in the sum of a worker's updates in versions after `since`, and of `next`.
     fn weigh(&self, worker: WorkerId, since: u64, next: &[f64]) -> f64 {
         let own = self.made.iter().filter(|(version, own, _)| *own == worker && *version > since);
         largest(own.map(|(.., update)| &**update).chain([next]))
@@ -84,7 +84,7 @@ impl SimEngine<'_> {
                 let next = moved(&model.values(), &next.values());
                 self.server.updates.weigh(gradient.worker, since, &next)
             }
-            // Time alone is simulated: what is not known is as large as can be.
+            // Time alone is simulated: an unknown magnitude is as large as possible.
             _ => f64::INFINITY,
         };
         self.tell_server(ServerEvent::Weighed { gradient, largest });

@@ -85,7 +85,7 @@ impl SimWorker {
         (self.clock, self.credited, self.joined_at) = (clock, clock, now);
     }
 
-    /// Ends its incarnation, and with it all that it knew.
+    /// Ends its incarnation, and with it all its state.
     pub(super) fn end(&mut self, now: u64) {
         if !self.is_in {
             return;
@@ -107,7 +107,7 @@ impl SimWorker {
 }
 
 impl SimEngine<'_> {
-    /// Tells a worker's scheme what happened and carries out what it wants.
+    /// Tells a worker's scheme of an event and carries out its actions.
     pub(super) fn tell_worker(&mut self, id: usize, event: WorkerEvent) -> Result<(), SimError> {
         let now = Instant::from_nanos(self.agenda.now());
         self.workers[id].scheme.handle_event(now, event);
@@ -177,7 +177,7 @@ impl SimEngine<'_> {
         Ok(())
     }
 
-    /// Gives a worker the copy that it asked for; its scheme is not asked what next.
+    /// Gives a worker the copy that it asked for; its scheme is not asked for the next action.
     fn take(&mut self, id: usize, copy: Held) -> Result<(), SimError> {
         let worker = &mut self.workers[id];
         let (version, smallest_clock) = (copy.snapshot.version, copy.snapshot.smallest_clock);
@@ -272,7 +272,7 @@ impl SimEngine<'_> {
         gradient
     }
 
-    /// The parameters that a worker computes on: its copy, and what it has itself added since, as the server will.
+    /// The parameters that a worker computes on: its copy, with its own updates since, as the server will apply them.
     fn view(&self, id: usize) -> Rc<[f32]> {
         let worker = &self.workers[id];
         if let Some(own) = self.peers.as_ref().and_then(|peers| peers.model_values(id)) {
@@ -291,7 +291,7 @@ impl SimEngine<'_> {
         view.into()
     }
 
-    /// Publishes what is finished, if there is a free slot.
+    /// Publishes a finished gradient, if there is a free slot.
     fn publish(&mut self, id: usize) -> Result<(), SimError> {
         let worker = &mut self.workers[id];
         if self.peers.is_none() && worker.clock - worker.credited >= self.slots {

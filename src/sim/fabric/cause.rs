@@ -1,4 +1,4 @@
-//! Explanations of evictions: only what kept a peer's own words from the owner counts, never what the owner did.
+//! Explanations of evictions: only causes that kept a peer's own words from the owner count, never acts of the owner.
 #![forbid(unsafe_code)]
 
 use crate::time::{Duration, Instant};
@@ -17,7 +17,7 @@ impl Causes {
         Causes { lease, outages: vec![None; nodes], pauses: Vec::new() }
     }
 
-    /// A node cannot be heard for a while. What is much shorter than the lease explains nothing.
+    /// A node cannot be heard for a while. A time that is much shorter than the lease explains nothing.
     pub(super) fn outage(&mut self, node: usize, from: Instant, until: Instant) {
         if until - from >= self.lease / 4 {
             self.lost(node, until);

@@ -257,7 +257,7 @@ impl Net {
         }
     }
 
-    /// An end learns that no peer is left to talk to: whatever is under way is flushed, in order.
+    /// An end learns that its peer is gone: requests under way are flushed, in order.
     fn fail(&mut self, connection: usize, end: usize, reason: Disconnected) {
         let poster = &mut self.connections[connection].ends[end];
         if poster.failed.is_some() || poster.is_dropped {
@@ -344,7 +344,7 @@ impl Net {
         }
         let NetConnection { ends: [peer, owner], is_cut } = &self.connections[connection];
         let stood = !*is_cut && !peer.is_dropped && owner.failed.is_none();
-        // One that only asks is granted nothing.
+        // A peer that only asks is granted nothing.
         if end == 1 && stood && self.hosts[owner.host].is_alive && !peer.reach.is_empty() {
             self.evictions.push(self.hosts[peer.host].node);
         }

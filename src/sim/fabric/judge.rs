@@ -1,5 +1,5 @@
-//! The judge, which watches from outside: what every server published, what every peer was given, and whether that is
-//! promised.
+//! The judge, which watches from outside: the versions of every server, the results of every peer, and whether these
+//! keep the promises.
 #![forbid(unsafe_code)]
 
 mod seen;
@@ -51,7 +51,7 @@ pub(super) struct FabricJudge {
     names_agree: bool,
     incarnations: Vec<JudgedServer>,
     workers: Vec<Seen>,
-    /// The worker that breaks the protocol: what it is told is judged, and nothing that it says.
+    /// The worker that breaks the protocol: answers to it are judged, and its own words are not.
     liar: Option<usize>,
     /// Explanations of evictions.
     pub(super) causes: Causes,
@@ -66,7 +66,7 @@ pub(super) struct FabricJudge {
     /// The time at which a server was last held up or began, or an owner vanished.
     harm: Option<Instant>,
     failure: Option<String>,
-    /// What publishers and readers themselves put on record, each record located by its time.
+    /// The records of publishers and readers, each located by its time.
     records: TraceChecker<Duration>,
     pub(super) trace: EventHash,
     pub(super) views: u64,
@@ -75,7 +75,7 @@ pub(super) struct FabricJudge {
 }
 
 impl FabricJudge {
-    /// Makes the judge of what `plan` does, held to what `scheme` promises.
+    /// Makes the judge of the run of `plan`, held to the promises of `scheme`.
     pub(super) fn new(plan: &Plan, scheme: AnyScheme) -> FabricJudge {
         let needs = scheme.needs();
         let Plan { lease, goal, workers, servers, .. } = *plan;
@@ -110,7 +110,7 @@ impl FabricJudge {
         }
     }
 
-    /// Notes what broke a promise; the first counts.
+    /// Notes a broken promise; the first one counts.
     pub(super) fn fail(&mut self, what: String) {
         self.failure.get_or_insert(what);
     }
@@ -134,7 +134,7 @@ impl FabricJudge {
         format!("workers {workers:?} and readers {readers:?} are")
     }
 
-    // ------------------------------------------------------------------ what breaks
+    // ------------------------------------------------------------------ faults
 
     /// A node comes, goes or is held up.
     pub(super) fn unrest(&mut self, now: Instant) {
@@ -183,7 +183,7 @@ impl FabricJudge {
         self.liar == Some(worker)
     }
 
-    /// All that was frozen goes on.
+    /// All frozen nodes continue.
     pub(super) fn calm(&mut self, now: Instant) {
         for (_, until) in self.frozen.iter_mut().flatten() {
             *until = (*until).min(now);
@@ -241,7 +241,7 @@ impl FabricJudge {
         reached >= self.goal
     }
 
-    /// Notes and checks what a worker was told to compute on: of each shard its incarnation, version and bytes.
+    /// Notes and checks the parameters that a worker computes on: of each shard its incarnation, version and bytes.
     pub(super) fn viewed(&mut self, worker: usize, view: &View, copies: &[(u64, u64, &[u8])]) {
         self.views += 1;
         self.trace.note(view.version.get() << 32 | view.clock.get() << 8 | worker as u64);
@@ -282,7 +282,7 @@ impl FabricJudge {
         seen.has_reached |= is_there;
     }
 
-    /// Under VAP: what a worker has in transit when it begins a clock leaves room for one more of its last size.
+    /// Under VAP: a worker's updates in transit when it begins a clock leave room for one more of its last size.
     fn check_transit(&self, worker: usize, clock: u64) -> Result<(), String> {
         let Some(SchemeConfig::Vap { bound, .. }) = self.scheme.built_in() else { return Ok(()) };
         let seen = &self.workers[worker];
@@ -294,7 +294,7 @@ impl FabricJudge {
         };
         let transit: f64 = seen.announced.iter().filter(is_missing).map(|number| size(*number)).sum();
         let next = seen.announced.last().map_or(0.0, |number| size(*number));
-        // Its worker counts with what it was told last, which may be late.
+        // Its worker counts with its last received state, which may be old.
         let weight = 1.0 / self.members_most as f64;
         if transit > 0.0 && (transit + next) * weight > value_bound(bound, clock) {
             return Err(format!("it computes while {transit} is in transit under {}", self.scheme));
@@ -344,8 +344,8 @@ impl FabricJudge {
         self.records.add(record, now - Instant::ORIGIN);
     }
 
-    /// Judges the records alone, as someone who saw nothing of the run. The judge that saw it has looked at each
-    /// version and each copy before; the same run must convince both.
+    /// Judges the records alone, as a third party does that saw nothing of the run. The judge that saw it has looked at
+    /// each version and each copy before; the same run must convince both.
     pub(super) fn check_records(&mut self) {
         let verdict = std::mem::replace(&mut self.records, TraceChecker::new(Duration::ZERO)).finish();
         if let Some(Violation { property, at, found, .. }) = verdict.violations.first() {
@@ -374,7 +374,7 @@ impl FabricJudge {
         self.incarnations.len() > 1
     }
 
-    /// A worker abandoned what it computed.
+    /// A worker abandoned its computation.
     pub(super) fn abandoned(&mut self, worker: usize) {
         let seen = &mut self.workers[worker];
         (seen.is_computing, seen.has_abandoned) = (false, true);
@@ -395,7 +395,7 @@ impl FabricJudge {
         self.workers[worker].announced.push(number);
     }
 
-    /// The worker was told that all that it has published is consumed.
+    /// The worker was told that all its published gradients are consumed.
     pub(super) fn flushed(&mut self, worker: usize) {
         if self.is_liar(worker) {
             return;
@@ -420,7 +420,7 @@ impl FabricJudge {
         }
     }
 
-    /// An error that a worker or reader got: is it one of those that may come?
+    /// Checks whether an error of a worker or reader is a permitted one.
     pub(super) fn erred(&mut self, node: usize, call: &str, error: &Error, since: Instant) {
         self.errors += 1;
         for seen in self.workers.iter_mut().skip(node.wrapping_sub(self.servers)).take(1) {

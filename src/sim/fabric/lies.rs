@@ -1,5 +1,5 @@
-//! A member that breaks the protocol: its program is the ordinary one, and words of its inbox are forged, in what it
-//! writes and in the owner's memory at any moment afterwards.
+//! A member that breaks the protocol: its program is the ordinary one, and words of its inbox are forged, in its writes
+//! and in the owner's memory at any moment afterwards.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,7 +9,7 @@ use super::net::{HostId, Net, NetEvent};
 use crate::param::own_page;
 use crate::transport::Inline;
 
-/// Slots whose headers are forged, of those that fit the page: no scheme here has more.
+/// Slots whose headers are forged, among the slots that fit the page: no scheme here has more.
 const SLOTS_MAX: usize = 6;
 
 /// Indices of an owner's grants to a peer, in the order of the handshake.
@@ -94,7 +94,7 @@ impl Net {
         self.pins[index].as_volatile().store(0, 0, Relaxed);
     }
 
-    /// The owner of one of the inboxes that this incarnation of a node has, and what it granted.
+    /// The owner of one of the inboxes of this incarnation of a node, and its grants.
     fn inbox_of(&mut self, host: HostId) -> Option<(HostId, Vec<NetGrant>)> {
         let inboxes: Vec<usize> = (0..self.connections.len())
             .filter(|at| {

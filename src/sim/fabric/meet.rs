@@ -1,4 +1,4 @@
-//! Listeners and handshakes: what is said arrives late, or never.
+//! Listeners and handshakes: messages arrive late, or never.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -59,7 +59,7 @@ impl Net {
         }
     }
 
-    /// Checks what is to be granted and said.
+    /// Checks the grants and the message of an offer.
     pub(super) fn check_offer(address: &Address, offer: &Offer) -> Result<(), ConnectError> {
         let is_local = |grant: &LocalSlice| grant.region().access() == Access::LOCAL;
         let reason = if offer.message.len() > MAX_MESSAGE_BYTES {
@@ -142,7 +142,8 @@ impl Net {
         None
     }
 
-    /// Takes a peer in: the connection, at the listener's end. `granted` is what it was told of the peer's grants.
+    /// Accepts a peer: the connection, at the listener's end. `granted` are the peer's grants as the listener
+    /// received them.
     pub(super) fn accept(
         &mut self,
         attempt: usize,

@@ -2,7 +2,7 @@
 //!
 //! Servers, workers and readers run the code that they run in a process: the futures that their blocking calls wait
 //! for. Wherever a node waits, its future is suspended and virtual time passes. A seed decides everything: the job,
-//! how long anything takes and in what order, what breaks and when. A judge that sees everything from outside holds
+//! all durations and their order, and all faults and their times. A judge that sees everything from outside holds
 //! every run against the promises, and after the last fault all nodes must get to the end.
 //!
 //! ```
@@ -47,8 +47,8 @@ pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTra
 /// Settings of a run, besides the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FabricOptions {
-    /// The scheme; one of the built-in ones, drawn from the seed, if there is none. One that is written outside of this
-    /// crate is held to what its [`Needs`](crate::scheme::Needs) promise.
+    /// The scheme; if there is none, a built-in one, drawn from the seed. A scheme that is written outside of this
+    /// crate is held to the promises of its [`Needs`](crate::scheme::Needs).
     pub scheme: Option<AnyScheme>,
     /// No node crashes, stalls, lies or is cut off: only delays, pieces and repetitions.
     pub spare_nodes: bool,
@@ -73,7 +73,7 @@ pub struct FabricReport {
     pub seed: u64,
     /// The scheme that it ran.
     pub scheme: AnyScheme,
-    /// The hash over all that happened, in order: the same for the same seed and options.
+    /// The hash over all events, in order: the same for the same seed and options.
     pub trace_hash: u64,
     /// The number of events.
     pub events: u64,
@@ -81,7 +81,7 @@ pub struct FabricReport {
     pub virtual_time: Duration,
     /// Versions that its servers published.
     pub versions: u64,
-    /// Copies that were handed out, each compared with what was published.
+    /// Copies that were handed out, each compared with the published version.
     pub views: u64,
     /// Calls that ended with an error, as they may.
     pub errors: u64,
@@ -172,12 +172,12 @@ pub struct FabricSummary {
     pub views: u64,
     /// Calls that ended with an error, as they may.
     pub errors: u64,
-    /// All their trace hashes, in whatever order the runs ended.
+    /// All their trace hashes, in any order of the runs' ends.
     pub trace_hash: u64,
 }
 
-/// Runs all of `seeds` on `threads` threads (0: one for each core), until one fails. `progress` is told of each run
-/// that has ended, in whatever order they do.
+/// Runs all of `seeds` on `threads` threads (0: one for each core), until one fails. `progress` is called for each run
+/// when it ends.
 ///
 /// # Errors
 /// The failure of one of the runs, as by [`run`].
@@ -211,7 +211,7 @@ pub fn run_all(
                         }
                         Err(failure) => {
                             let mut ended = lock();
-                            // The smallest seed of those that failed at once.
+                            // The smallest seed of the runs that failed at once.
                             if ended.as_ref().err().is_none_or(|other| other.seed > failure.seed) {
                                 *ended = Err(failure);
                             }
@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    /// Whatever the judge itself has seen of it.
+    /// The judge's own observations of it.
     #[test]
     fn a_run_whose_records_contradict_each_other_fails() {
         let plan = Plan::draw(1, None, FaultKinds::None);

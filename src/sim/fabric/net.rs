@@ -1,4 +1,4 @@
-//! The network: its nodes, what is under way, and what happens next.
+//! The network: its nodes, the requests under way, and the next event.
 //!
 //! Everything that takes time is an event in one queue, ordered by virtual time and then by when it was asked for, so
 //! that a seed decides all of it.
@@ -31,17 +31,17 @@ pub(super) type HostId = usize;
 /// connections that have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransportShape {
-    /// Words land in the memory of a node that stands still, as an RDMA device puts them there.
+    /// Words land in the memory of a stopped node, as an RDMA device writes them.
     Device,
-    /// The threads that serve a node's connections stand still with it, as over TCP: what comes meanwhile lands some
-    /// time after the node has gone on.
+    /// The threads that serve a node's connections stop with it, as over TCP: bytes that come meanwhile land some time
+    /// after the node has continued.
     Threads,
-    /// Memory is mapped, as on one host: a node's own processor carries its requests out, and can do so until it looks
-    /// whether its connection stands, whatever the other end has done.
+    /// Memory is mapped, as on one host: a node's own processor carries its requests out, and can do so until it
+    /// checks its connection, even if the other end has closed it.
     Mapped,
 }
 
-/// Rules by which the network treats what goes through it. Times in nanoseconds, chances in thousandths.
+/// Rules by which the network treats messages. Times in nanoseconds, chances in thousandths.
 #[derive(Clone, Debug)]
 pub(super) struct NetRules {
     /// The time one way, mostly.
@@ -165,7 +165,7 @@ pub(super) struct NetHost {
     /// The number of the wake that counts.
     token: u64,
     wake_at: u64,
-    /// It looks around while it stands back: whatever comes may wake it earlier.
+    /// It polls while it waits: any event may wake it earlier.
     looks: bool,
     /// It is at work until then, and nothing wakes it from that.
     busy_until: u64,
@@ -176,7 +176,7 @@ pub(super) struct Light {
     pub(super) connection: usize,
     pub(super) end: usize,
     pub(super) word: LocalSlice,
-    /// The time at which the last one that was sent arrives: later ones come later.
+    /// The time at which the last message arrives: later messages arrive later.
     pub(super) last: u64,
 }
 
@@ -358,7 +358,7 @@ impl Net {
         }
     }
 
-    /// Lets a host run again once `nanos` have passed; `looks` if what comes meanwhile may wake it earlier.
+    /// Lets a host run again once `nanos` have passed; `looks` if an event may wake it earlier.
     pub(super) fn sleep(&mut self, host: HostId, nanos: u64, looks: bool) {
         let at = self.now.saturating_add(nanos).max(self.hosts[host].busy_until);
         let sleeper = &mut self.hosts[host];

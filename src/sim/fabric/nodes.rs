@@ -1,4 +1,4 @@
-//! The programs of the nodes of a run: the futures of their ordinary calls, again and again, whatever comes.
+//! The programs of the nodes of a run: the futures of their ordinary calls, repeated in spite of all faults.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -115,7 +115,7 @@ impl Incarnation {
         Ok(())
     }
 
-    /// Runs one incarnation of a server. True if it is to begin again, since the one that decides for it has.
+    /// Runs one incarnation of a server. True if it is to begin again, since its deciding server has.
     async fn serve_once(&self) -> Result<bool, Error> {
         let plan = &self.plan;
         let table = Table::flat(plan.elements, ElementType::F32)?;
@@ -396,7 +396,7 @@ impl Incarnation {
         Ok(true)
     }
 
-    /// Has the judge look at what `step` brought, and returns what a gradient is computed from there.
+    /// Shows the parameters of `step` to the judge, and returns the values that a gradient is computed from.
     fn look_at(
         &self,
         index: usize,
@@ -480,7 +480,7 @@ impl Incarnation {
         Ok(())
     }
 
-    /// Draws from whom a reader reads.
+    /// Draws the owner that a reader reads from.
     fn owner_to_read(&self) -> Address {
         match self.plan.relays {
             0 => address(0),
@@ -491,7 +491,7 @@ impl Incarnation {
         }
     }
 
-    /// Connects a reader, or one that has lost its owner again: it goes on with the copy that was under way.
+    /// Connects a reader, or connects it again after the loss of its owner: it continues the copy that was under way.
     async fn connect_reader(
         &self,
         before: Option<Reader<SimTransport>>,

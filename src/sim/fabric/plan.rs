@@ -1,4 +1,4 @@
-//! The draws of a seed: the job, how hostile the network is, and what breaks when.
+//! The draws of a seed: the job, the hostility of the network, and the faults with their times.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(super) enum PlannedFault {
     Cut { one: usize, other: usize },
     /// A peer keeps the newest frame of an owner pinned for a while.
     Pin { node: usize, nanos: u64 },
-    /// Nothing breaks from here on, and all that stalled goes on.
+    /// There are no faults from here on, and all stalled nodes continue.
     Calm,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum PlannedFault {
 pub(super) enum FaultKinds {
     None,
     Only(Class),
-    /// All that the seed draws.
+    /// All draws of the seed.
     Drawn,
 }
 
@@ -92,8 +92,8 @@ pub const WORKERS_MAX: usize = 4;
 /// The purpose of the plan's stream of random numbers, as opposed to the network's.
 const PLAN: u64 = 1;
 
-/// The purpose of the stream for what members and owners do wrong, so that one kind of fault more leaves the others
-/// as they were.
+/// The purpose of the stream for the faults of members and owners, so that a new kind of fault leaves the others
+/// unchanged.
 const LIES: u64 = 3;
 
 /// The purpose of the stream for the differences between versions.
@@ -189,7 +189,7 @@ impl Plan {
             self.draw_liar(lies);
             calm = span;
         }
-        // A liar is dead in the end, whatever else happens.
+        // A liar is dead in the end in any case.
         let mut dead_for_good = usize::from(self.liar.is_some());
         if faults.have(Class::Failures, 1000, lies) {
             calm = calm.max(self.draw_failures(random, span, lease, &mut dead_for_good));
@@ -270,7 +270,7 @@ impl Plan {
             let stopped = at + lies.between(MILLISECOND, 20 * MILLISECOND);
             let nanos = lease + lies.between(40 * MILLISECOND, 2 * lease);
             self.faults.push((stopped, PlannedFault::Freeze { node: zombie, nanos }));
-            // About when the worker is let go, so that its index is free when the other one comes again.
+            // About when the worker is evicted, so that its index is free when the other one comes again.
             let gone = stopped + lease - lies.between(0, 30 * MILLISECOND);
             self.faults.push((gone, PlannedFault::Cut { one: successor, other: 0 }));
             calm = calm.max(at + pinned).max(stopped + nanos).max(gone);

@@ -3,7 +3,7 @@
 
 use crate::sim;
 
-/// One stream for a whole run: whatever happens draws from it, in the order in which it happens.
+/// One stream for a whole run: all events draw from it, in their order.
 #[derive(Clone, Debug)]
 pub(super) struct FabricRandom {
     stream: sim::Random,
@@ -42,7 +42,7 @@ impl FabricRandom {
     }
 }
 
-/// FNV-1a over words: what happened, in order.
+/// FNV-1a over words: the events, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventHash(u64);
 

@@ -1,4 +1,4 @@
-//! The scheduler: runs the nodes by turns as the network's time passes, and breaks what the plan says.
+//! The scheduler: runs the nodes by turns as the network's time passes, and makes the faults of the plan.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -42,7 +42,7 @@ struct FabricScheduler {
 /// The program of one host, which runs until it lets time pass whenever it is polled.
 type Program = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Plays one run to its end, held to what `promised` promises.
+/// Plays one run to its end, held to the promises of `promised`.
 pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<RunOutcome, String> {
     let net = Arc::new(Mutex::new(Net::new(seed, plan.distribution.clone(), false)));
     let plan = Rc::new(plan);
@@ -152,7 +152,7 @@ impl FabricScheduler {
         if program.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.programs[host] = None;
             let mut net = lock(&self.net);
-            // It has closed what it had.
+            // It has closed its connections.
             net.hosts[host].is_alive = false;
         }
     }
@@ -188,7 +188,7 @@ impl FabricScheduler {
                 net.kill(host);
                 net.distribution.notice = usual;
                 drop(net);
-                // What it held is dropped without a word: to the network it is dead already.
+                // Its resources are dropped without a message: to the network it is dead already.
                 self.programs[host] = None;
                 let later = &self.plan.faults[index..];
                 let returns = later

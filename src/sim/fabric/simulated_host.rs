@@ -12,10 +12,10 @@ use crate::transport::{HeartbeatWord, Simulator};
 const PAUSE_MIN: u64 = 4_000;
 const PAUSE_DOUBLINGS: u32 = 10;
 
-/// A node that has found nothing to do for so many turns is no longer woken by whatever comes.
+/// A node that has found nothing to do for so many turns is no longer woken by every event.
 const PATIENT_TURNS: u32 = 14;
 
-/// What one node has instead of clock, processor and threads.
+/// The simulated clock, processor and threads of one node.
 pub(super) struct SimulatedHost {
     net: SharedNet,
     host: HostId,

@@ -152,7 +152,7 @@ pub struct SimIncoming {
 }
 
 impl SimIncoming {
-    /// Registers what the peer is to be granted while its owner waits.
+    /// Registers the grants for the peer while its owner waits.
     fn register_at_once(&self) {
         let mut net = lock(&self.net);
         let nanos = net.registers_for();

@@ -1,4 +1,4 @@
-//! Gradients whose values name their worker, and what a version's values say of the gradients in it.
+//! Gradients whose values name their worker, and the gradients that a version's values show.
 //!
 //! A payload is cut into lines of 16 values; the gradient that a worker computed as its
 //! `n`th is -2^(n mod 20) in the lane that is the worker's and that of n / 20, in every line, and 0 elsewhere. So every
@@ -41,7 +41,7 @@ fn is_lane_of(lane: usize, worker: Option<usize>) -> bool {
     worker == Some(lane / LANES_PER_WORKER)
 }
 
-/// The values of a payload's lines, which must all be the same, but for those of the lanes of a liar.
+/// The values of a payload's lines, which must all be the same, except in the lanes of a liar.
 pub(super) fn lanes(bytes: &[u8], liar: Option<usize>) -> Result<[f32; LANES], String> {
     let mut lanes = [0.0f32; LANES];
     for (at, value) in bytes.as_chunks::<4>().0.iter().enumerate() {
@@ -117,7 +117,7 @@ pub(super) fn gradients_between(
 /// shares.
 struct Puzzle<'a> {
     workers: &'a [Seen],
-    /// A share of its may have moved nothing that is looked at.
+    /// One of its shares may have changed no value that is looked at.
     liar: Option<usize>,
     epoch: u64,
     shares: &'a [Share],
@@ -129,7 +129,7 @@ struct Puzzle<'a> {
 }
 
 impl Puzzle<'_> {
-    /// True if gradients of the shares that have none yet explain what is left; then they are found.
+    /// True if gradients of the shares that have none yet explain the rest; then they are found.
     fn explain(&mut self) -> bool {
         let at = self.found.len();
         let Some(share) = self.shares.get(at) else {

@@ -20,7 +20,7 @@ pub struct Shape {
     pub rows: usize,
     /// Columns of the matrix.
     pub columns: usize,
-    /// Rank, of the matrix and of what is learnt.
+    /// Rank, of the matrix and of the learnt factors.
     pub rank: usize,
     /// The number of known entries.
     pub known: usize,

@@ -103,7 +103,7 @@ impl Examples {
         (row, side * self.classes[index])
     }
 
-    /// What [`margin`](Self::margin) gives for each example, to the bit, from `first` on: many examples at once, each
+    /// The [`margin`](Self::margin) of each example, to the bit, from `first` on: many examples at once, each
     /// with its sum in the same order, which a processor does several times as fast.
     fn margins(&self, first: usize, parameters: &[f32], margins: &mut [f32]) {
         margins.fill(-0.0);
@@ -117,7 +117,7 @@ impl Examples {
         }
     }
 
-    /// The sum of what `each` makes of the margins of at most [`AT_ONCE`] examples.
+    /// The sum of the results of `each` on the margins of at most [`AT_ONCE`] examples.
     fn sum(&self, parameters: &[f32], each: impl Fn(&[f32]) -> f64) -> f64 {
         let mut margins = [0.0; AT_ONCE];
         let mut sum = 0.0;
@@ -199,7 +199,7 @@ impl Problem for Logistic {
         (sum + f64::from(share) * losses.total()) as f32
     }
 
-    /// The loss over what is learnt from, and the accuracy on the test set.
+    /// The loss over the training examples, and the accuracy on the test set.
     fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
         let count = self.train.classes.len();
         let data = self.train.sum(parameters, losses);

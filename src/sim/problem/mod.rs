@@ -8,7 +8,7 @@ pub use factorisation::{Factorisation, Shape};
 pub use logistic::Logistic;
 pub use quadratic::Quadratic;
 
-/// A learning problem: everything about it is a function of what it is given, so that a simulation replays.
+/// A learning problem: everything about it is a function of its arguments, so that a simulation replays.
 pub trait Problem: Send {
     /// Returns the number of parameters.
     fn parameters(&self) -> usize;

@@ -47,7 +47,7 @@ impl Net {
         (pieces, parts)
     }
 
-    /// Begins whatever may begin now.
+    /// Begins every request that may begin now.
     pub(super) fn pump(&mut self, connection: usize, end: usize) {
         let mut reads_moved = true;
         let mut writes_moved = true;
@@ -94,7 +94,7 @@ impl Net {
         }
         let NetConnection { ends, is_cut } = &self.connections[connection];
         let there = &ends[1 - end];
-        // A request to a node that is gone is not answered, unless memory is all that it takes.
+        // A request to a node that is gone is not answered, unless it needs only memory.
         let is_mapped = self.distribution.shape == TransportShape::Mapped;
         let answering = is_mapped || !*is_cut && !there.is_dropped && there.failed.is_none();
         let successor = if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].node) };

@@ -24,13 +24,13 @@ pub(super) struct JudgedServer {
     pub(super) claimed: u64,
     /// The gradients that are in it, by worker and number.
     pub(super) applied: BTreeMap<(usize, usize), u64>,
-    /// The same by name, worker and clock: a worker's clock is in it once, whatever became of the worker.
+    /// The same by name, worker and clock: a worker's clock is in it once, even if the worker was lost.
     pub(super) names: BTreeMap<(usize, u64), u64>,
     /// Gradients that were consumed without being folded, by peer and clock.
     pub(super) dropped: BTreeSet<(WorkerId, u64)>,
-    /// Of each version after the first: how much it moved a value, and the clock of the last gradient in it.
+    /// For each version after the first: its change of a value, and the clock of the last gradient in it.
     pub(super) moved: Vec<(f64, u64)>,
-    /// Its server is gone: what it had is lost, and no process is behind it any more.
+    /// Its server is gone: its memory is lost, and no process is behind it any more.
     pub(super) is_over: bool,
 }
 
@@ -73,7 +73,7 @@ impl Computed {
         self.bases.iter().find(|base| base.epoch == epoch).copied()
     }
 
-    /// Whether this incarnation calls it what the share says.
+    /// Whether the share agrees with this incarnation's record.
     pub(in crate::sim::fabric) fn is_named(&self, epoch: u64, share: &Share) -> bool {
         let GradientId { worker, clock } = share.gradient;
         self.clock == clock.get() && self.base(epoch).is_some_and(|base| worker == base.peer.into())
@@ -94,9 +94,9 @@ pub(in crate::sim::fabric) struct Seen {
     pub(super) announced: Vec<usize>,
     /// The versions that its session holds, by epoch.
     pub(super) held: BTreeMap<u64, u64>,
-    /// It computes on what it holds.
+    /// It computes on its version.
     pub(super) is_computing: bool,
-    /// Its session abandoned what it computed on the version it holds.
+    /// Its session abandoned its computation on the version it holds.
     pub(super) has_abandoned: bool,
     pub(super) has_reached: bool,
     pub(super) is_expected: bool,

@@ -1,4 +1,4 @@
-//! Servers and publishers, as the judge follows them: their incarnations, the versions they make, and what those hold.
+//! Servers and publishers, as the judge follows them: their incarnations, their versions, and the gradients in these.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,8 +50,8 @@ impl FabricJudge {
         }
     }
 
-    /// The versions of all shards are made of the same gradients where one decides: a follower's of no others, and of
-    /// all that were published to its incarnation.
+    /// The versions of all shards are made of the same gradients where one server decides: a follower's versions of no
+    /// others, and of all gradients that were published to its incarnation.
     fn check_decided(&self, epoch: u64, version: u64) -> Result<(), String> {
         let Some(incarnation) = self.incarnations.iter().find(|one| one.epoch == epoch) else {
             return Ok(());
@@ -90,7 +90,7 @@ impl FabricJudge {
         }
     }
 
-    /// Notes that all peers can read what the publisher was about to publish.
+    /// Notes that all peers can read the version that the publisher was about to publish.
     pub(in crate::sim::fabric) fn has_published(&mut self, epoch: u64) {
         for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
             incarnation.is_writing = false;
@@ -253,7 +253,7 @@ impl FabricJudge {
         Ok(())
     }
 
-    /// Under strong VAP: what a worker that holds `version` has not seen is at most one update or within the bound.
+    /// Under strong VAP: the updates that a worker with `version` has not seen are at most one, or within the bound.
     pub(super) fn check_unseen(&self, epoch: u64, version: u64) -> Result<(), String> {
         let Some(SchemeConfig::Vap { bound, strength: Strength::Strong }) = self.scheme.built_in() else {
             return Ok(());
