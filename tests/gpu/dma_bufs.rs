@@ -26,7 +26,13 @@ fn bytes_of(buffer: std::os::fd::OwnedFd, is_scripted: bool) -> Outcome<usize> {
 pub(crate) fn dma_bufs_have_the_whole_of_what_they_are_of_and_are_given_back(scene: &Scene) -> Outcome<()> {
     let bare = BareGpu::new(&scene.gpu, 4096)?;
     let is_scripted = scene.call.is_none();
-    let address = scene.gpu.properties()?.pci_address;
+    let properties = scene.gpu.properties()?;
+    // A claim that was not run counts as failed.
+    assert!(
+        properties.has_dma_bufs,
+        "NOT RUN: the driver exports no dma-bufs of this GPU: use its open kernel modules and Linux 5.12 or later"
+    );
+    let address = properties.pci_address;
     let before = GpuWindow::of(&address);
     for bytes in [1, 40_001, 3 << 20] {
         let own = GpuMemory::allocate(&scene.gpu, bytes)?;
