@@ -46,23 +46,24 @@
 //! # Guarantees and limits
 //!
 //! A read hands out the bytes of exactly one published version and says which. A read under a bound keeps it or fails
-//! by its deadline. A gradient counts at most once. Every call that can wait takes a timeout or has that of the
-//! [`JobPlan`], except those that wait for the end of a whole job ([`Job::serve`], [`JobWorker::finish`], and the last
-//! [`JobWorker::next_step`]) and the few others that `docs/protocol.md` lists. A peer reaches only the memory that it
-//! was granted, with two exceptions. Over RDMA a reader that guesses an rkey (32 bits) can read another table of the
-//! same process. Over shared memory the processor checks no offset within the mapping of a region that was granted.
+//! by its deadline. A gradient counts at most once. Every call that can wait takes a timeout or uses that of the
+//! [`JobPlan`]. The exceptions are the calls that wait for the end of a whole job ([`Job::serve`],
+//! [`JobWorker::finish`], and the last [`JobWorker::next_step`]) and a few others, which `docs/protocol.md` lists. A
+//! peer reaches only the memory that it was granted, with two exceptions. Over RDMA a reader that guesses an rkey
+//! (32 bits) can read another table of the same process. Over shared memory the processor checks no offset within the
+//! mapping of a granted region.
 //!
-//! Processes prove to each other that they know the job's secret, and what they agree on is encrypted; parameters and
-//! gradients are not, unless [`Secret::encrypting`] asks for it over TCP. A process that runs as the same user is
-//! trusted. Updates that were applied after the last checkpoint are lost with a server.
+//! Processes prove to each other that they know the job's secret, and their control messages are encrypted. Parameters
+//! and gradients are not encrypted, unless [`Secret::encrypting`] asks for it over TCP. A process that runs as the same
+//! user is trusted. If a server is lost, the updates that it applied after its last checkpoint are lost, too.
 //!
 //! # Terms
 //!
 //! A *table* ([`Table`]) is a list of named tensors in one flat space, cut into *shards*, one per server. A server
 //! holds whole copies of its shard, *frames*, each at one *version*; workers write gradients into their *slots*. A
-//! worker's *clock* counts the gradients it has published. *Staleness* is how far behind something is: the copy of a
-//! reader in versions, that of a worker in clocks, or in versions under ABS. A *scheme* ([`scheme`]) decides how stale
-//! is too stale.
+//! worker's *clock* counts the gradients it has published. *Staleness* is how far a copy of the parameters is behind:
+//! a reader's copy in versions, a worker's copy in clocks, or in versions under ABS. A *scheme* ([`scheme`]) decides
+//! how stale is too stale.
 //!
 //! # Waiting
 //!
@@ -71,7 +72,7 @@
 //!
 //! # Environment
 //!
-//! | variable | what it sets |
+//! | variable | setting |
 //! | --- | --- |
 //! | `SLACKLINE_RANK`, `_WORLD_SIZE`, `_LOCAL_RANK` | rank, world size and local rank, where no launcher sets them |
 //! | `SLACKLINE_RENDEZVOUS` | `HOST:PORT` at which rank 0 listens for the other processes |
@@ -84,24 +85,24 @@
 //!
 //! # Features
 //!
-//! | feature | default | what it adds |
+//! | feature | default | it adds |
 //! | --- | --- | --- |
 //! | `verbs` | on | the transport [`Verbs`]: RDMA |
 //! | `tcp` | on | the transport [`Tcp`], and its encryption |
-//! | `cuda` | on | memory of NVIDIA GPUs: what is in the module [`gpu`] |
+//! | `cuda` | on | memory of NVIDIA GPUs: see the module [`gpu`] |
 //! | `checkpoint` | on | files of checkpoints are written and read: see the module [`checkpoint`] |
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
 //!
-//! Shared memory, and what a job says to its processes, is always there. An address of a transport that was
-//! left out of the build is an error at run time ([`ConnectError::NotBuilt`]), and so is a checkpoint
+//! Shared memory and the rendezvous of a job are always part of the build. An address of a transport that was left out
+//! is an error at run time ([`ConnectError::NotBuilt`]), and so is a checkpoint
 //! ([`CheckpointError::NotBuilt`](checkpoint::CheckpointError::NotBuilt)).
 //!
 //! libibverbs is opened at run time: to build the library takes neither its headers nor an RDMA device.
 
-// Under the model checker there are no nodes, and what only they use lies idle.
+// Under the model checker there are no nodes, and the code that only nodes use is unused.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
-// Without one of the features, what only it uses lies idle.
+// Without one of the features, the code that only this feature uses is unused.
 #![cfg_attr(not(all(feature = "tcp", feature = "verbs", feature = "checkpoint")), allow(dead_code))]
 
 // Unit tests also run the programs of `tests/gpu` and `benches/gpu` and the suite of `tests/transport`, which name the

@@ -17,7 +17,7 @@ pub struct TransportChoice {
     pub reason: String,
 }
 
-/// No transport reaches a member, or not the one that is required.
+/// No transport reaches a member, or the required one does not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot reach the {role} {role_rank} on {host} {how}: {reason}", role = .member.role,
     role_rank = .member.role_rank, host = .member.host, how = how(.required))]

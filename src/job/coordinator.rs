@@ -97,7 +97,7 @@ fn run(mut hub: Hub, mut attendance: Attendance, abandoned: &AtomicBool) {
     hub.close(&message, LAST_WORDS);
 }
 
-/// The processes of a job, and what follows from their presence.
+/// The processes of a job, and the decisions that follow from their presence.
 pub(super) struct Attendance {
     plan: JobPlan,
     world: u32,
@@ -242,8 +242,9 @@ impl Attendance {
         let finished = self.finished.iter().filter(|finished| **finished).count();
         let has_servers = self.roster.here().filter(|(role, _)| matches!(role, Role::Server(_))).count()
             == self.plan.servers as usize;
-        // A process lives on whose worker hangs, or was stopped: it is lost once it had the time to come back. So is
-        // one that never came to the servers, where another is done or lost: to load data may take as long before.
+        // A process may live on while its worker hangs or is stopped: it is lost once it had the time to come back. A
+        // process that never came to the servers is lost as well, but only where another one is done or lost: until
+        // then it may still load its data.
         let out = |worker: u32| {
             let out = self.served.out_for(worker, now).filter(|_| has_servers);
             out.filter(|out| *out >= self.plan.timeout)
@@ -273,15 +274,15 @@ impl Attendance {
         };
         let is_worker = |role: &Role| matches!(role, Role::Worker(_));
         let lost = absent().filter(|(role, _, lost)| is_worker(role) && *lost).count();
-        // Workers that were lost do not hold up those that have finished.
+        // Lost workers do not hold up the finished ones.
         if finished > 0 && finished + lost == self.finished.len() {
             return Some(FromCoordinator::Over);
         }
         let all_lost = lost == self.finished.len();
         // The time without any worker begins when the last one is lost.
         let latest = absent().filter(|(role, ..)| is_worker(role)).map(|(_, time, _)| time).min();
-        // A server begins once each worker has come to it: one that was lost before holds up all others. With a proxy
-        // on each host, that is where it comes to.
+        // A server begins once each worker has come to it: a worker that was lost before holds up all others. With a
+        // proxy on each host, workers come to the proxy.
         let holds_up = |worker: u32| {
             let is_lost = self.roster.lost_since(Role::Worker(worker)).is_some();
             let servers = if self.plan.per_host { 1.min(self.plan.servers) } else { self.plan.servers };
@@ -325,7 +326,7 @@ impl Attendance {
     }
 }
 
-/// Has rank 0 of a job of a server and two workers hear whatever `bytes` are, from either of them.
+/// Gives arbitrary `bytes` to rank 0 of a job of a server and two workers, as a message of either of them.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz_message(bytes: &[u8]) {
     let now = Instant::now();
@@ -499,7 +500,7 @@ mod tests {
         come(workers, workers)
     }
 
-    /// What the server says where these workers are in, and those have ever come.
+    /// The message of a server where the workers `workers` are in and the workers `come` have ever come.
     fn come(workers: &[u32], come: &[u32]) -> HubEvent {
         said(1, &FromMember::Workers { workers: workers.to_vec(), come: come.to_vec() })
     }

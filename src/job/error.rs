@@ -81,7 +81,7 @@ pub enum JobError {
     OtherRole {
         /// The role of this process, for people.
         role: String,
-        /// What the call does.
+        /// The purpose of the call.
         call: &'static str,
         /// The role that the call is for.
         wanted: &'static str,
@@ -89,7 +89,7 @@ pub enum JobError {
     /// The plan has a proxy on each host, and something that does not go with it.
     #[error("a plan with per_host {reason}; {}", self.help())]
     PerHost {
-        /// What does not go with it, in words.
+        /// The part of the plan that contradicts it, as a predicate.
         reason: &'static str,
     },
     /// The processes cannot meet.
@@ -113,7 +113,7 @@ pub enum JobError {
     /// The library was built without the transport that is required.
     #[error(transparent)]
     NotBuilt(#[from] NotBuilt),
-    /// The initial values are not those of the table.
+    /// The number of initial values is not the number of elements of the table.
     #[error("the table has {elements} elements and {values} initial values were given; {}", self.help())]
     InitialValues {
         /// Elements of the table.

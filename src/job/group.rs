@@ -100,8 +100,8 @@ pub enum Advance {
 }
 
 impl GroupTrainer {
-    /// A trainer at clock 0, whose parameters are those of `member`. Its step size falls by `schedule`, as the number
-    /// of its own steps says.
+    /// A trainer at clock 0, which trains the parameters of `member`. Its step size falls by `schedule` with the number
+    /// of its own steps.
     ///
     /// # Errors
     /// The scheme is not DS-Sync or cannot run with so many members, the step size or a constant of the optimiser is
@@ -141,8 +141,8 @@ impl GroupTrainer {
     /// the gradient, and returns the loss; it is not called where an average is next.
     ///
     /// # Errors
-    /// Those of `compute`; the average does not end within `timeout`, after which the call can be repeated, or this
-    /// member is cut off.
+    /// The errors of `compute`; the average does not end within `timeout`, after which the call can be repeated; or
+    /// this member is cut off.
     pub fn advance(
         &mut self,
         compute: impl FnOnce(u64, &[f32], &mut [f32]) -> Result<f32, Error>,

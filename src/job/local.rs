@@ -11,8 +11,9 @@ use crate::transport::RegisterError;
 /// Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient, as ABS has it
 /// (`scheme::SchemeConfig::local_steps`).
 ///
-/// The gradient is what the steps moved the parameters by, over the size of a step: the server's own step then does to
-/// its parameters what the steps did to the copy. Steps of size 0 move nothing, and their gradients are added up.
+/// The gradient is the change of the parameters by the steps, divided by the size of a step: the server's own step then
+/// changes its parameters as the steps have changed the copy. Steps of size 0 move nothing, and their gradients are
+/// added up.
 ///
 /// A [`JobWorker`](crate::JobWorker) leaves local steps to its caller: give [`gradient`](Self::gradient) the parameters
 /// and the memory that [`Step::borrow`](crate::Step::borrow) lends, and publish the step with the mean loss. To ask
@@ -54,7 +55,7 @@ impl LocalSteps {
     /// holds nothing of use. A single step is passed on as it is, without a copy.
     ///
     /// # Errors
-    /// Those of `compute`.
+    /// The errors of `compute`.
     pub fn gradient<E>(
         &mut self,
         parameters: &[f32],

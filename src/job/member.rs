@@ -56,7 +56,7 @@ pub trait Conversation: Send + 'static {
     /// Gives the message that this member gives up, and why.
     fn failed(&mut self, why: ErrorReport) -> Vec<u8>;
 
-    /// Gives the message that these workers are in at the server of this process, and that those have ever come to it,
+    /// Gives the message that `workers` are in at the server of this process, and that `come` have ever come to it,
     /// unless rank 0 knows that. Workers have joined that server `joined` times in all.
     fn serves(&mut self, workers: Vec<u32>, come: Vec<u32>, joined: u64) -> Option<Vec<u8>> {
         let _ = (workers, come, joined);
@@ -279,7 +279,7 @@ impl<C: Conversation> JobMember<C> {
         }
     }
 
-    /// Waits until `until` finds what it wants in the conversation.
+    /// Waits until `until` returns a result out of the conversation.
     pub fn wait<R>(
         &self,
         timeout: Duration,

@@ -8,8 +8,8 @@ use super::error_report::ErrorReport;
 use super::member::{Conversation, End};
 use super::plan::JobPlan;
 
-/// Words in the plan's timeout that a process of a job without servers lives: one that is silent for so long counts
-/// as lost.
+/// Messages within the plan's timeout by which a process of a job without servers shows that it lives: a process that
+/// is silent for the whole timeout counts as lost.
 const ALIVE_IN_TIMEOUT: u32 = 4;
 
 /// The longest time between two of them.
@@ -29,7 +29,7 @@ pub(super) enum FromMember {
     /// The workers that are in at the server of this process.
     Workers {
         workers: Vec<u32>,
-        /// Those that have ever come to it.
+        /// The workers that have ever come to it.
         come: Vec<u32>,
     },
     /// The process lives, in a job without a server to say so of it.
@@ -56,8 +56,8 @@ pub(super) struct EndOnly {
     /// This worker has told rank 0 that it has finished.
     finished: bool,
     /// The workers of which rank 0 was told that they are in at the server of this process, and that they have ever
-    /// come to it, and how often workers had joined it by then: one that was lost and is back leaves both lists as they
-    /// are, and rank 0 is to hear that it is in again.
+    /// come to it, and how often workers had joined it by then: a worker that was lost and is back leaves both lists as
+    /// they are, and rank 0 has to learn that it is in again.
     workers: (Vec<u32>, Vec<u32>, u64),
     /// The time between two words that this process lives, and when it said the last one.
     alive: Option<(Duration, Instant)>,
@@ -109,7 +109,7 @@ impl Conversation for EndOnly {
     }
 }
 
-/// Takes whatever `bytes` are for a message of either side.
+/// Decodes arbitrary `bytes` as a message of either side.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_message(bytes: &[u8]) {
     super::coordinator::fuzz_message(bytes);

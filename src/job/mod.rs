@@ -5,7 +5,7 @@
 //! rest compute. Each pair of processes talks over the best transport that it has: shared memory on one host, RDMA
 //! where both have it and a path leads from one to the other, TCP otherwise.
 //!
-//! The [first page](crate) shows such a program, and `examples/parameter_server.rs` is one that runs.
+//! The [first page](crate) shows such a program, and `examples/parameter_server.rs` is a complete one.
 //!
 //! A host beyond loopback needs a secret that all processes of the job share: a file of mode 600 that
 //! `SLACKLINE_SECRET_FILE` names, or `SLACKLINE_SECRET` itself.

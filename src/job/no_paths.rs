@@ -15,8 +15,8 @@ use crate::transport::ConnectError;
 /// The time for which a path that is missing for now is asked for again; half of the plan's timeout, if that is less.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is known of the paths by RDMA that are missing. A member that is started again has another name, and is asked
-/// again.
+/// The missing paths by RDMA, as far as they are known. A member that is started again has another id, and its path is
+/// tried again.
 #[derive(Debug, Default)]
 pub(super) struct NoPaths(HashMap<MemberId, NoPath>);
 
@@ -93,7 +93,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Says nothing to rank 0, and keeps what it is to say of the transports.
+    /// Sends nothing to rank 0, and keeps the choices of transports that it is to report.
     #[derive(Default)]
     struct Silent(Vec<TransportChoice>);
 

@@ -53,7 +53,7 @@ impl HostThread {
                 match server.drive(have_left, LOOK_EVERY) {
                     Ok(false) => {}
                     Ok(true) => break,
-                    // The workers lose this server, and rank 0 knows of the one that this one has lost.
+                    // The workers lose this server, and rank 0 knows of the server that this one has lost.
                     Err(error) => {
                         tracing::warn!(%error, "the server of this host ends");
                         break;
@@ -96,8 +96,8 @@ fn workers_of<'a>(host: &Host, workers: &'a [Member]) -> impl Iterator<Item = &'
 }
 
 impl<C: Conversation> JobMember<C> {
-    /// The number of workers that the servers of a job of so many workers see: with a proxy on each host that of hosts,
-    /// once all workers are here.
+    /// The number of workers that the servers of a job of so many workers see: with a proxy on each host the number of
+    /// hosts, once all workers are here.
     pub(super) fn upstream_workers(&self, plan: &JobPlan, workers: usize) -> Result<usize, JobError> {
         if !plan.per_host {
             return Ok(workers);
@@ -139,7 +139,7 @@ impl<C: Conversation> JobMember<C> {
         let choice = self.choose(&servers[0], None).map_err(WaitError::from)?;
         let address = std::slice::from_ref(&choice.address);
         let worker = Worker::connect(self.transports.open(), address, options, left())?;
-        // What counts of the first is how it reaches the servers of the job, and it has said that.
+        // The first worker of the host has reported already how it reaches the servers of the job.
         if first != number {
             self.tell(|conversation| conversation.connected(MemberRole::Worker, vec![(first, choice)]));
         }

@@ -9,8 +9,8 @@ use crate::transport::TransportKind;
 /// The longest timeout.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The time at which a call gives up that takes at most `timeout`: one that is too far off for the clock cannot be
-/// computed.
+/// The deadline of a call that takes at most `timeout`, and at most [`YEAR`]: the clock has no time that is too far
+/// off.
 pub(super) fn deadline_after(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(YEAR)
 }
@@ -101,7 +101,7 @@ impl JobPlan {
         self
     }
 
-    /// The beginning of servers with checkpoints. A server that replaces one that was lost goes on from its checkpoint
+    /// Whether servers with checkpoints resume from them. A server that replaces a lost one resumes from its checkpoint
     /// in any case.
     pub fn resume(mut self, resume: Resume) -> JobPlan {
         self.resume = resume;
@@ -132,8 +132,8 @@ impl JobPlan {
         self.servers
     }
 
-    /// Whether servers that name a GPU have their payloads there, whatever else that costs. Where the job is to go by
-    /// RDMA alone, they are in host memory if the devices do not reach the GPU.
+    /// Whether servers that name a GPU have their payloads there at any cost. In a job that requires RDMA the payloads
+    /// are in host memory if the devices do not reach the GPU.
     #[doc(hidden)]
     #[cfg(feature = "cuda")]
     pub fn serves_from_gpus(&self) -> bool {

@@ -74,15 +74,14 @@ impl Roster {
         }
     }
 
-    /// Counts a process that is here among those that were lost: its connection is about to end, and it has nothing
-    /// more to say.
+    /// Counts a present process as lost: its connection is about to end, and it sends nothing more.
     pub(super) fn forget(&mut self, role: Role, now: Instant) {
         if let Some(state) = self.state_mut(role) {
             *state = RankState::Absent { since: now, lost: true };
         }
     }
 
-    /// The presence of a process. One that the job does not have was never here.
+    /// The presence of a process. A process that is not of the job was never here.
     fn state(&self, role: Role) -> Option<RankState> {
         match role {
             Role::Server(shard) => self.servers.get(shard as usize).copied(),

@@ -328,7 +328,7 @@ mod tests {
             panic!("three addresses")
         };
         assert_eq!(addresses.len(), 3);
-        // What it serves is reached over all of them, so it is in host memory.
+        // Peers reach its payloads over all of these transports, so they are in host memory.
         assert!(transports.open().gpu().is_none());
         let direct = Transports::new(None, None, 0);
         direct.use_gpu(&gpu.require_gpudirect(), false);

@@ -49,11 +49,11 @@ impl Job {
     /// [`drive`](Self::drive) runs. Beside it comes the version of the checkpoint with which it begins, if it does.
     ///
     /// `initial` holds the values of the whole table, one for each element, in the order of its tensors. The number of
-    /// workers (of hosts, with [`per_host`](super::JobPlan::per_host)) and the shard in `options` are those of the job,
-    /// and there is room for all of its workers and servers, whatever `options.memory.peers` says.
-    /// With `options.checkpoint` the server begins with the checkpoint if the plan's
-    /// [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces one that had told where it
-    /// listens; give each shard a file of its own.
+    /// workers (of hosts, with [`per_host`](super::JobPlan::per_host)) and the shard in `options` are taken from the
+    /// job, and there is room for all of its workers and servers, even if `options.memory.peers` is smaller. With
+    /// `options.checkpoint` the server begins with the checkpoint if the plan's [`resume`](super::JobPlan::resume)
+    /// says so, and in any case if this process replaces a lost one that had announced its address; give each shard a
+    /// file of its own.
     ///
     /// # Errors
     /// The options, the values or the checkpoint do not fit the table, RDMA is required and missing, or this process is
@@ -111,8 +111,8 @@ impl Job {
         Ok(true)
     }
 
-    /// Fails the job, for a server whose options say nothing that [`server`](Self::server) takes. Does nothing in a
-    /// process that is none. At rank 0 it waits until the others have heard, as `server` does.
+    /// Fails the job, for a server whose options [`server`](Self::server) would not accept. Does nothing in a process
+    /// that is no server. At rank 0 it waits until the others have received the error, as `server` does.
     #[doc(hidden)]
     pub fn give_up_serving(&self, why: &str) {
         if let Role::Server(_) = self.role {
@@ -155,11 +155,11 @@ impl Job {
         let workers = self.member.upstream_workers(&self.plan, self.workers())?;
         let mut options =
             ServerOptions { workers, shard: (shard as u16, self.plan.servers as u16), ..options };
-        // Servers that follow the one that decides are peers of it, too.
+        // Servers that follow the deciding server are peers of it, too.
         let peers = u16::try_from(workers + self.plan.servers as usize).unwrap_or(u16::MAX);
         options.memory.peers = options.memory.peers.max(peers);
-        // A process that replaces one that was lost goes on where that one was. Before that one was up, it had written
-        // nothing: what is there is of another run.
+        // A process that replaces a lost one continues from its checkpoint. If the lost one was never up, it had
+        // written nothing: a file that exists is of another run.
         let resume = match self.plan.resume {
             Resume::Never if self.member.was_up => Resume::IfThere,
             resume => resume,
@@ -168,7 +168,7 @@ impl Job {
         let checkpoint = file.map(|file| resume_from(file, resume)).transpose()?.flatten();
         let version = checkpoint.as_ref().map(Checkpoint::version);
         if self.member.was_up {
-            // Workers that are lost for good never join: those that are here are all that it can wait for. The first
+            // Workers that are lost permanently never join: the server can only wait for the present ones. The first
             // list of members has this server in it.
             let is_own = |member: &Member| member.role == MemberRole::Server && member.role_rank == shard;
             self.member.members(self.plan.timeout, "the list of members", 1, is_own)?;
@@ -202,7 +202,7 @@ mod tests {
         // Under DBW the first server decides for the second.
         let options = ServerOptions::new("dbw".parse::<SchemeConfig>().unwrap(), 1, 0.1);
         job.server(table, &[0.0; 32], options).map(drop).unwrap();
-        // Its end would wait five seconds for those that never join.
+        // Its end would wait five seconds for the processes that never join.
         std::mem::forget(job);
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoi
 
 /// The numbers of workers of these identities, in order.
 fn numbers(identities: impl Iterator<Item = u64>) -> Vec<u32> {
-    // One that is not of this job may be among them: its identity is no number.
+    // A worker of another job may be among them: its identity is no number.
     let mut workers: Vec<u32> = identities.filter_map(|word| word.try_into().ok()).collect();
     workers.sort_unstable();
     workers
@@ -82,11 +82,11 @@ impl<C: Conversation> JobMember<C> {
         })
     }
 
-    /// Lets a server work for a moment, at most `time`, once it is connected to the one that decides for it. True if
-    /// `until` says so.
+    /// Lets a server work for a moment, at most `time`, once it is connected to the server that decides for it. Returns
+    /// the answer of `until`.
     ///
     /// # Errors
-    /// The server cannot go on; the one that decides for it is another incarnation than before.
+    /// The server cannot go on; the deciding server is another incarnation than before.
     pub(super) fn drive(
         &self,
         plan: &JobPlan,
@@ -98,13 +98,13 @@ impl<C: Conversation> JobMember<C> {
             self.follow(plan, server, time)?;
         }
         match server.drive(until, time.min(LOOK_EVERY)) {
-            // The job is over, or that server comes back, or rank 0 decides what becomes of a job that has lost it.
+            // The job is over, or the deciding server comes back, or rank 0 ends a job that has lost it.
             Err(Error::ServerLost { .. } | Error::Evicted { .. }) if server.follows() => Ok(false),
             driven => Ok(driven?),
         }
     }
 
-    /// Connects a server to the one that decides for it, if that one is up within the time.
+    /// Connects a server to the deciding server, if that is up within the time.
     fn follow(&self, plan: &JobPlan, server: &mut Server<Mixed>, time: Duration) -> Result<(), JobError> {
         let servers = plan.servers as usize;
         let choices = match self.reach(MemberRole::Server, servers, plan.transport, time.min(FOLLOW_TRY)) {

@@ -32,9 +32,9 @@ pub struct Transports {
     secret: Option<Secret>,
     /// This host's address as the others see it.
     ip: Option<IpAddr>,
-    /// The number of this process among those of the job, which spreads them over the devices of a host.
+    /// The number of this process in the job, which spreads the processes over the devices of a host.
     index: usize,
-    /// The GPU that payloads are on, and whether those that this process serves are to be there, too.
+    /// The GPU that payloads are on, and whether the payloads that this process serves are to be there, too.
     #[cfg(feature = "cuda")]
     gpu: OnceLock<(Gpu, bool)>,
     /// RDMA, or the reason why there is none.
@@ -88,8 +88,8 @@ impl Transports {
         }
     }
 
-    /// Puts payloads on a GPU from now on, unless they are on another one already. If those that this process serves
-    /// are to be there, it has RDMA only if its devices reach them there.
+    /// Puts payloads on a GPU from now on, unless they are on another one already. If the payloads that this process
+    /// serves are to be there, the process has RDMA only if its devices reach that GPU.
     #[cfg(feature = "cuda")]
     pub(super) fn use_gpu(&self, gpu: &Gpu, serves_from_there: bool) {
         let (taken, _) = self.gpu.get_or_init(|| (gpu.clone(), serves_from_there));
@@ -164,7 +164,7 @@ impl Transports {
         Ok(rdma)
     }
 
-    /// Takes this for RDMA instead of what the host has.
+    /// Uses this transport for RDMA instead of the host's devices.
     #[cfg(all(test, feature = "tcp", feature = "verbs"))]
     pub(super) fn use_rdma(&self, verbs: Verbs) {
         assert!(self.rdma.set(Ok(verbs)).is_ok(), "before it is opened");

@@ -15,8 +15,8 @@ use crate::mem::CallerMemory;
 use crate::node::{self, ShardOptions, Step, Worker, WorkerOptions};
 use crate::transport::mixed::Mixed;
 
-/// A worker of a job, which connects again to servers that come back if the plan says so. What it tells of itself are
-/// the methods of [`Worker`].
+/// A worker of a job, which connects again to servers that come back if the plan says so. The methods of [`Worker`]
+/// tell its state.
 pub struct JobWorker<'a> {
     job: &'a Job,
     work: WorkerLoop<EndOnly>,
@@ -147,7 +147,7 @@ impl Job {
 
     /// The cause of servers that are not connected again in time.
     fn not_back(&self, error: JobError) -> JobError {
-        // The last of several waits has what the earlier ones have left.
+        // Several waits share this timeout, and the last error names only its own part of it.
         let waited = self.plan.timeout;
         match self.cause(error) {
             JobError::Wait(WaitError::Deadline { what, .. }) => {
@@ -189,7 +189,7 @@ impl JobWorker<'_> {
     /// back, and goes on at the clock at which the servers are.
     ///
     /// # Errors
-    /// The plan's timeout passed, a server is lost for good, or the job failed: [`JobError::Failed`] has the cause.
+    /// The plan's timeout passed, a server is lost permanently, or the job failed: [`JobError::Failed`] has the cause.
     pub fn next_step(&mut self) -> Result<Option<JobStep<'_>>, JobError> {
         while !self.work.begin().map_err(|error| self.failed(error))? {
             if self.attend()? {
@@ -206,7 +206,7 @@ impl JobWorker<'_> {
     /// meanwhile, and waits on.
     ///
     /// # Errors
-    /// The gradients are not applied within the plan's timeout, a server is lost for good, or the job failed:
+    /// The gradients are not applied within the plan's timeout, a server is lost permanently, or the job failed:
     /// [`JobError::Failed`] has the cause.
     pub fn finish(mut self) -> Result<(), JobError> {
         loop {
@@ -236,7 +236,7 @@ impl JobWorker<'_> {
         Ok(self.work.worker.use_memory(parameters, gradient)?)
     }
 
-    /// The cause of an error of the loop. Rank 0 hears of one that is not the loss of a server.
+    /// The cause of an error of the loop. It is reported to rank 0, unless it is the loss of a server.
     fn failed(&self, error: JobError) -> JobError {
         if self.work.is_lost() {
             return self.job.not_back(error);
@@ -254,7 +254,7 @@ impl Deref for JobWorker<'_> {
 }
 
 /// One clock of a worker: the parameters to compute on, and the memory that the gradient is written into, by the
-/// methods of [`Step`]. Those that end a step, or ask whether to end it, are its own.
+/// methods of [`Step`]. The methods that end a step, or ask whether to end it, are its own.
 ///
 /// Dropping it abandons the clock; the next step begins it again.
 #[must_use = "a step that is dropped is abandoned: call `publish`"]
@@ -286,8 +286,8 @@ impl JobStep<'_> {
     }
 
     /// Publishes the gradient and waits until every server has it whole, at most the plan's timeout; under BAP it waits
-    /// for that of the step before, as [`Step::publish_in_background`] does. `loss` is the mean
-    /// loss of the batch, for the schemes that ask for it.
+    /// for the gradient of the step before, as [`Step::publish_in_background`] does. `loss` is the mean loss of the
+    /// batch, for the schemes that ask for it.
     ///
     /// # Errors
     /// The timeout passed, or a server is lost and the plan does not say
@@ -339,7 +339,7 @@ mod tests {
     use crate::transport::Address;
 
     const PATIENCE: Duration = Duration::from_secs(60);
-    /// The time that a worker of these tests has for what never comes.
+    /// The time for which a worker of these tests waits in vain.
     const SHORT: Duration = Duration::from_millis(500);
 
     /// Serves the parameters of a job of so many workers.
@@ -360,7 +360,7 @@ mod tests {
         Job::join(plan, &placement, None).unwrap()
     }
 
-    /// What rank 0 hears of a worker that gives up in `part`, and the error there.
+    /// The messages to rank 0 of a worker that gives up in `part`, and the error there.
     fn heard(plan: JobPlan, part: impl FnOnce(Job) -> JobError + Send) -> (Vec<String>, String) {
         let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
         let (point, is_over) = (hub.address().to_string(), AtomicBool::new(false));

@@ -17,16 +17,16 @@ use crate::transport::mixed::Mixed;
 use crate::transport::{Address, ConnectError, TransportKind};
 
 /// The longest time that the first attempt to connect to the servers may take: a server may be about to announce a new
-/// address. Each attempt that has no answer in its time doubles that of the next, for a server may take long to
-/// register its memory.
+/// address. Each attempt without an answer in its time doubles the time of the next attempt, since a server may take
+/// long to register its memory.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// The time between two attempts.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 
-/// Most refused or failed requests at one clock after which a worker connects again: a server that ends refuses, and so
-/// does one whose memory is not what this worker takes it for, which it would ask for ever. A device that fails a
-/// request may have lost its link, and may fail the same request for ever.
+/// Most refused or failed requests at one clock after which a worker connects again. A server that ends refuses
+/// requests. A server whose memory is not as this worker believes refuses them for ever, and so may a device that has
+/// lost its link.
 const FAILURES_MAX: u32 = 3;
 
 /// The longest time for which a worker that has finished does not look after its connections.
@@ -41,7 +41,7 @@ pub(super) fn is_passing(error: &Error) -> bool {
 fn has_no_answer(error: &Error) -> bool {
     match error {
         Error::Deadline { .. } => true,
-        // What was held up all the time may pass, too.
+        // An attempt that the system held up all the time may succeed later, too.
         Error::Connect(ConnectError::System { source, .. }) => {
             source.kind() == ErrorKind::TimedOut || source.raw_os_error() == Some(libc::ETOOMANYREFS)
         }
@@ -110,7 +110,7 @@ impl<C: Conversation> JobMember<C> {
             }
             tracing::debug!(%error, "connecting again");
             before = Some(error);
-            // A server that refuses for good would else be asked a thousand times a second.
+            // Otherwise a server that refuses permanently would be asked a thousand times a second.
             std::thread::sleep(left.min(TRY_EVERY));
         }
     }
@@ -182,7 +182,7 @@ impl ServerLoss {
         self.reach(clock);
     }
 
-    /// The worker is at this clock: what failed at earlier ones does not count any more.
+    /// The worker is at this clock: failures at earlier clocks do not count any more.
     fn reach(&mut self, clock: Clock) {
         if clock > self.clock {
             (self.clock, self.failures) = (clock, 0);

@@ -106,8 +106,8 @@ pub(super) struct FoldJob {
     pub(super) streaming: bool,
     /// Says how much of the parameters is whole, where readers follow them.
     pub(super) progress: Option<Progress>,
-    /// All gradients were announced, and believed: nothing that their workers say is asked for any more, since a
-    /// worker can take it back.
+    /// All gradients were announced and accepted: their workers' words are not read any more, since a worker can change
+    /// them.
     pub(super) bound: AtomicBool,
     /// If the fold is to be measured: room for all chunks.
     pub(super) measured: Option<Measured>,
@@ -118,7 +118,7 @@ impl FoldJob {
         self.parameters.from.len().div_ceil(self.chunk_bytes)
     }
 
-    /// Tells those who follow the parameters how many chunks of them are whole.
+    /// Publishes to followers how many chunks of the parameters are whole.
     pub(super) fn say_whole(&self, chunks: usize) {
         if let Some(progress) = &self.progress {
             progress.raise(chunks);
@@ -127,7 +127,7 @@ impl FoldJob {
 
     /// True if the chunk has landed of all gradients.
     pub(super) fn is_ready(&self, chunk: usize) -> bool {
-        // Acquire: the thread that bound the job has seen the announcements, and so what was written before them.
+        // Acquire: the thread that bound the job has seen the announcements, and so the payloads written before them.
         (self.bound.load(Ordering::Acquire) && !mutant!("bound"))
             || self.inputs.iter().all(|input| input.has(chunk))
     }
@@ -316,7 +316,7 @@ impl Aggregator {
 impl Folder for Aggregator {
     fn begin(&mut self, fill: FillJob<'_>) -> Result<(), Error> {
         self.shared.abort.store(true, Ordering::Relaxed);
-        // Threads let go of the lock after the chunk they are at.
+        // Threads release the lock after their current chunk.
         let mut job = self.shared.write();
         for done in &self.shared.done {
             done.store(0, Ordering::Relaxed);
@@ -397,7 +397,7 @@ impl Folder for Aggregator {
         }
     }
 
-    /// Its threads let go of a job before the next one begins.
+    /// Its threads release a job before the next one begins.
     fn is_quiet(&mut self) -> Result<bool, Error> {
         Ok(true)
     }
@@ -439,7 +439,7 @@ mod tests {
         let geometry = FrameGeometry { frames: 2, payload_bytes: 128, chunk_bytes: 64 };
         let frames =
             Frames::new(region(layout.bytes() as u64), region(geometry.bytes()), layout, geometry, 7);
-        // Room for what one chunk measures: the thread that folds the second one panics.
+        // Room for the measurements of one chunk: the thread that folds the second one panics.
         let mut measured = Measured::default();
         measured.resize(1);
         let job = FoldJob {

@@ -1,4 +1,4 @@
-//! Errors that a node reports to its user when something fails for good.
+//! Errors that a node reports to its user when an operation has failed.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -54,7 +54,7 @@ pub enum Error {
         /// The difference, in words.
         reason: &'static str,
     },
-    /// The versions upstream of a relay are those of another publisher or server, or of its next incarnation.
+    /// The versions upstream of a relay come from another publisher or server, or from its next incarnation.
     #[error("the versions upstream are of another publisher or server than those before; {}", self.help())]
     AnotherPublisher,
     /// Fewer readers than were waited for held a version by the deadline.
@@ -90,7 +90,7 @@ pub enum Error {
         needed: Bound,
         /// The version and the clocks that the server had.
         seen: Bound,
-        /// The kind of what was waited for, which the text tells of.
+        /// The kind of event that was awaited, for the text.
         #[doc(hidden)]
         awaited: Awaited,
     },
@@ -196,8 +196,7 @@ pub enum Error {
         /// The memory that is lent, in words.
         what: &'static str,
     },
-    /// The call does not fit what the node is doing: the program has an error, and the text says which call comes
-    /// first.
+    /// The call does not fit the state of the node: the program has an error, and the text says which call comes first.
     #[error("cannot {operation} now: {reason}")]
     OutOfTurn {
         /// The operation that was asked for.
@@ -211,7 +210,7 @@ pub enum Error {
         /// The encoding that the gradients have.
         encoding: Encoding,
     },
-    /// The scheme cannot run this way; the text says what to use.
+    /// The scheme cannot run this way; the text names an alternative.
     #[error("scheme {scheme} {reason}")]
     Scheme {
         /// The scheme.
@@ -260,7 +259,7 @@ pub enum Error {
     Fold(#[from] FoldError),
 }
 
-/// What a call that met its deadline had waited for.
+/// The event that a call awaited when its deadline passed.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
@@ -396,10 +395,10 @@ impl Error {
     /// True if a server is lost to this peer: it is gone, was started again, or took the peer for dead. Connecting
     /// again may help.
     ///
-    /// So is one that refused access to its memory: the connection is over, and the memory of a process that ends is
-    /// taken from its RDMA device before its connections are. A server that is there and refuses does so again. So is
-    /// one to which this host's device failed a request: soft-RoCE does as soon as its link goes down, and a request
-    /// that is wrong fails again.
+    /// A server that refused access to its memory is lost, too: the connection is over, and when a process ends, its
+    /// memory is taken from its RDMA device before its connections are. A server that is alive and refuses will refuse
+    /// again. A server to which this host's device failed a request is lost as well: soft-RoCE fails requests as soon
+    /// as its link goes down. A request that is wrong will fail again.
     pub fn is_loss(&self) -> bool {
         self.is_failed_request()
             || matches!(
@@ -411,8 +410,8 @@ impl Error {
             )
     }
 
-    /// True if the server refused access to its memory, took what was written there for a breach of the protocol, or if
-    /// this host's device failed a request: it may be so each time.
+    /// True if the server refused access to its memory or found a breach of the protocol in the words written there, or
+    /// if this host's device failed a request: the same may happen each time.
     pub(crate) fn is_failed_request(&self) -> bool {
         match self {
             Error::Evicted { why: Eviction::Misbehaved, .. } => true,
@@ -445,7 +444,7 @@ impl std::fmt::Display for Show<'_> {
     }
 }
 
-/// What was missing at a deadline: of what was awaited the part that was needed, beside what was seen.
+/// The lack at a deadline: the kind of event that was awaited, the bound that was needed, and the bound that was seen.
 struct Lack<'a>(Awaited, &'a Bound, &'a Bound);
 
 impl std::fmt::Display for Lack<'_> {
@@ -470,7 +469,7 @@ impl std::fmt::Display for Lack<'_> {
 }
 
 impl Awaited {
-    /// True if the owner had what was needed: only the reading of it did not end.
+    /// True if the owner had the needed version: only its copy did not end in time.
     fn was_there(self, needed: &Bound, seen: &Bound) -> bool {
         let is_read = match self {
             Awaited::Answer | Awaited::File => false,

@@ -1,4 +1,4 @@
-//! What folds gradients into a new version: processors, or a GPU.
+//! Folding gradients into a new version, by processors or by a GPU.
 
 use smallvec::SmallVec;
 
@@ -12,7 +12,7 @@ use crate::time::Instant;
 /// Makes a job of the one before, whose vectors it uses again.
 pub(super) type FillJob<'a> = &'a mut dyn FnMut(Option<FoldJob>) -> Result<FoldJob, OutOfBounds>;
 
-/// What the gradients of a job came with.
+/// The metadata of a job's gradients.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FoldMetadata {
     /// Workers whose gradients are in them: as many as there are gradients, where none is a sum.
@@ -23,14 +23,14 @@ pub(super) struct FoldMetadata {
 
 /// Folds one job at a time, as its gradients come in. No call waits.
 pub(super) trait Folder: Send {
-    /// Begins a job, throwing away the one that runs. One whose work cannot be called off must be
+    /// Begins a job, and discards the running one. A folder whose work cannot be cancelled must be
     /// [quiet](Self::is_quiet) first.
     fn begin(&mut self, fill: FillJob<'_>) -> Result<(), Error>;
 
     /// The job that runs counts: all its gradients were announced, with this.
     fn bind(&mut self, told: FoldMetadata);
 
-    /// Looks after what folds elsewhere, whether a job runs or not. True if it got anywhere.
+    /// Makes progress on work that runs elsewhere, whether a job runs or not. True if it made some.
     fn tend(&mut self, _now: Instant) -> Result<bool, Error> {
         Ok(false)
     }
@@ -39,7 +39,7 @@ pub(super) trait Folder: Send {
     fn is_running(&self) -> bool;
 
     /// Folds as far as gradients have come, and at most so many chunks in the caller's own thread, which keeps looking
-    /// after its peers. True if it got anywhere.
+    /// after its peers. True if it made progress.
     fn advance(&mut self, chunks: usize) -> Result<bool, Error>;
 
     /// True if all chunks are folded.
@@ -55,9 +55,9 @@ pub(super) trait Folder: Send {
     /// Returns the measurements of a complete job, if it was to be measured.
     fn moments(&self) -> Option<Moments>;
 
-    /// Ends the job, finished or not, and lets go of the workers' memory as far as nothing reads it any more.
+    /// Ends the job, finished or not, and releases the workers' memory, except memory that is still being read.
     fn end(&mut self);
 
-    /// True once nothing of a job that was thrown away reads or writes memory any more.
+    /// True once no work of a discarded job reads or writes memory any more.
     fn is_quiet(&mut self) -> Result<bool, Error>;
 }

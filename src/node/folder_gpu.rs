@@ -1,8 +1,8 @@
 //! Folds on a GPU: one launch for each run of chunks that have landed.
 //!
-//! What a launch has made, and what it has measured, counts once its ticket says that it is done. Work of a GPU cannot
-//! be called off: a job that is thrown away still reads its gradients and writes its frame until its launches are done,
-//! and the next one waits for that.
+//! The results and measurements of a launch count once its ticket says that it is done. Work of a GPU cannot be
+//! cancelled: a discarded job still reads its gradients and writes its frame until its launches are done, and the next
+//! job waits for that.
 
 mod look;
 #[cfg(test)]
@@ -45,7 +45,7 @@ pub(super) struct GpuFolder {
     cell: usize,
     /// The squares that the runs of the job have measured, added in their order.
     squares: [f64; 2],
-    /// Since when the driver has not said whether what is under way is done.
+    /// The time since which the driver has not answered whether the launches under way are done.
     unanswered_since: Option<Instant>,
 }
 
@@ -54,7 +54,7 @@ struct FoldRun {
     /// The chunk behind its last one.
     end: usize,
     ticket: Tickets,
-    /// Where it leaves what it measures.
+    /// The cell of its measurements.
     cell: Option<usize>,
 }
 
@@ -229,7 +229,7 @@ impl Folder for GpuFolder {
 
     fn end(&mut self) {
         self.is_running = false;
-        // What launches that are under way read is kept with them.
+        // Launches that are under way keep the memory that they read.
         if let Some(job) = &mut self.job {
             job.inputs.clear();
         }

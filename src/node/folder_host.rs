@@ -40,7 +40,7 @@ struct HostRound {
     to: PayloadSlice,
     progress: Option<Progress>,
     chunk_bytes: usize,
-    /// What the gradients came with, once all are there.
+    /// The metadata of the gradients, once all have arrived.
     metadata: Option<FoldMetadata>,
     stage: HostStage,
 }
@@ -157,7 +157,7 @@ impl<U: Transport> Folder for HostFolder<U> {
         self.round.as_ref().is_some_and(is_copied)
     }
 
-    /// The servers judge: what they have made is what the host's workers are to see.
+    /// The servers judge their own versions, and the host's workers see those.
     fn is_finite(&self) -> bool {
         true
     }

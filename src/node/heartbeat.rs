@@ -38,8 +38,8 @@ impl Heartbeat {
     }
 }
 
-/// The time between two beats. Who asks for a long lease wants fewer of them: those of a thousand workers may be more
-/// than the device of their server carries.
+/// The time between two heartbeats. A longer lease means fewer of them: the heartbeats of a thousand workers may be
+/// more than the device of their server carries.
 fn interval(lease: Duration) -> Duration {
     (lease / 10).max(Duration::from_millis(1))
 }
@@ -121,7 +121,7 @@ impl Heart {
         if let (true, Some(thread)) = (beats.words.is_empty(), &beats.thread) {
             thread.unpark();
         }
-        // What the words hold may take long to end: the others' hearts do not wait for that.
+        // To drop a word's connection may take long: the other heartbeats do not wait for that.
         drop(beats);
         drop(stopped);
     }
@@ -143,7 +143,7 @@ impl Heart {
 }
 
 impl Beats {
-    /// Sets the words that are due. Returns those whose connection is gone: they reach no owner any more.
+    /// Sets the words that are due. Returns the words whose connection is gone: they reach no owner any more.
     fn beat(&mut self, now: Instant) -> Vec<Beating> {
         let is_over = |beating: &mut Beating| {
             if beating.due > now {

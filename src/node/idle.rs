@@ -1,4 +1,4 @@
-//! Nodes that sleep while they wait, and are woken by what they wait for.
+//! Nodes that sleep while they wait, and are woken by the event that they wait for.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -17,8 +17,7 @@ use crate::transport::{Address, Doorbell, Endpoint};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Idle {
-    /// Look for something again and again, standing back a little in between: what comes is seen at once, for a
-    /// processor's time.
+    /// Poll without pause, or with short pauses after a while: an event is seen at once, at the cost of a processor.
     #[default]
     Poll,
     /// Sleep until a peer that has something new wakes this node, or for 20 ms at most (100 ms for a worker or a reader
@@ -56,7 +55,7 @@ enum SleepStep {
     Tell,
     /// It is being told.
     Telling,
-    /// It knows: what is waited for is to be looked at once more.
+    /// It knows: this node has to look once more for the awaited event.
     Look,
     /// It wakes this peer as soon as there is something new.
     Sleep,
@@ -110,7 +109,7 @@ impl<E: Endpoint> Link<E> {
 }
 
 /// The end of a turn of a wait for the owners of `links`: sleeps, for `at_most`, if there was nothing to do and all of
-/// them know that this node sleeps. They are told first, and what is waited for is looked at once more.
+/// them know that this node sleeps. They are told first, and then the node looks once more for the awaited event.
 pub(super) fn rest<'a, R, E: Endpoint + 'a>(
     turn: WaitTurn<R>,
     links: impl Iterator<Item = &'a mut Link<E>>,

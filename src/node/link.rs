@@ -1,4 +1,4 @@
-//! A peer's side of one shard: its connection, its pull, its publish, and what it must know of its own line.
+//! A peer's side of one shard: its connection, its pull, its publish, and the state of its own line.
 
 mod meeting;
 mod pinned;
@@ -54,7 +54,7 @@ pub(super) struct Link<E: Endpoint> {
     pub(super) deltas: Option<DeltaPull>,
     pub(super) publish: Option<Publish>,
     pub(super) pins: Option<Pins>,
-    /// What the owner wakes this peer by, if it sleeps while it waits.
+    /// The means by which the owner wakes this peer, if it sleeps while it waits.
     pub(super) sleeper: Option<Sleeper>,
     /// The memory that versions are pushed to, and the state machine that reads them there.
     pushed: Option<(LocalEndpoint, Pull)>,
@@ -92,7 +92,7 @@ const STEPS_PER_TURN: usize = 64;
 
 impl<E: Endpoint> Link<E> {
     /// Connects within `timeout`. A worker that wants pushes asks first how large the frames are, so as to grant
-    /// frames of its own when it connects for good.
+    /// frames of its own when it then connects.
     pub(super) async fn connect<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
@@ -310,8 +310,8 @@ impl<E: Endpoint> Link<E> {
     }
 
     /// The version that this peer is to compute on, or a later one, as far as is known; never waits. Where the owner's
-    /// memory is mapped that is a load. Elsewhere it is what the last read brought, and begins the next one if none is
-    /// under way.
+    /// memory is mapped this is a load. Elsewhere it is the result of the last read, and the call begins the next read
+    /// if none is under way.
     pub(super) fn interrupt(&mut self) -> Result<Version, Error> {
         if let Some(line) = &self.probe.mapped {
             return Ok(own_page::load_interrupt(&line.as_volatile()));
@@ -321,8 +321,8 @@ impl<E: Endpoint> Link<E> {
         Ok(self.line.interrupt)
     }
 
-    /// True while something is under way whose end is told by no wake-up: a request (but the one that tells of a
-    /// sleep), a gradient that is being written, or a copy of a frame that is being written.
+    /// True while an operation is under way whose end sends no wake-up: a request (except the one that tells the owner
+    /// of a sleep), a gradient that is being written, or a copy of a frame that is being written.
     pub(super) fn is_at_work(&self) -> bool {
         let is_at_work = |pull: &Pull| pull.is_in_flight() || pull.landed().is_some();
         let pushed = self.pushed.as_ref().map(|(_, pull)| pull);
@@ -448,7 +448,7 @@ impl<E: Endpoint> Link<E> {
         let (into, shard) = (into.clone(), self.welcome.shard);
         let held = pins.hold(bound).map_err(|source| Error::Pin { shard, source })?;
         let (Some(pulled), Some(bytes)) = (held, pins.bytes()) else { return Ok(false) };
-        // What an earlier copy has left there is overwritten, also if this one turns out to be of no version.
+        // The bytes of an earlier copy are overwritten, also if this copy turns out to be of no version.
         self.pull.take_partial();
         self.pull.copy_out(bytes, into.as_volatile());
         let label = pins.label().unwrap_or_default();
@@ -495,8 +495,8 @@ impl<E: Endpoint> Link<E> {
     }
 }
 
-/// Whether a request failed because the peer is gone, and not for anything that is wrong with the request. The first
-/// one that a device gives up on is unreachable, and those behind it are flushed.
+/// Whether a request failed because the peer is gone, and not because the request is wrong. The first request that a
+/// device gives up completes as unreachable, and the requests behind it are flushed.
 fn is_loss(error: CompletionError) -> bool {
     matches!(error, CompletionError::Flushed | CompletionError::Unreachable)
 }

@@ -16,7 +16,7 @@ mod tests {
 
     /// A transport that takes a GPU.
     pub(in crate::node) trait OfGpu: Transport + Clone {
-        /// The transport's name, and that of the module with its tests.
+        /// The name of the transport and of the module with its tests.
         const NAME: &'static str;
         /// Payloads of a GPU go through blocks of host memory.
         const IS_STAGED: bool;
@@ -158,7 +158,7 @@ mod tests {
             const NAME: &'static str = "gpudirect";
             const IS_STAGED: bool = false;
 
-            /// What its device writes to the GPU lingers, and is seen after a flush.
+            /// The writes of its device to the GPU linger, and are visible after a flush.
             fn driver() -> Arc<Scripted> {
                 let driver = Scripted::new().with_dma_bufs();
                 driver.set_flush(Some(unordered::lingering().flush()));

@@ -72,10 +72,10 @@ pub struct ReaderStatus {
     pub holds: Option<Version>,
     /// The version whose frame it pins now: it reads it in place, or copies it.
     pub pins: Option<Version>,
-    /// The number of versions by which the newest one that it has, as a copy or in place, is behind the latest; of a
-    /// reader that has none, all versions so far.
+    /// The number of versions by which its newest one, as a copy or in place, is behind the latest; for a reader
+    /// without any version, the number of all versions so far.
     pub behind: u64,
-    /// It does not have yet what it pins.
+    /// It still copies the version that it pins.
     is_copying: bool,
     /// Tells it from readers that had its index before.
     generation: u64,
@@ -202,7 +202,7 @@ impl<T: Transport> Publisher<T> {
         let frames = &self.shard.frames;
         let latest = frames.latest().version;
         let status = |(peer, reader): (u16, &ShardPeer<T::Endpoint>)| {
-            // A reader that says what cannot be deceives about itself alone.
+            // A reader that claims an impossible version deceives about itself alone.
             let holds = reader.inbox.held().filter(|version| *version <= latest);
             let pinned = (0..frames.geometry().frames).find(|frame| reader.inbox.pins(*frame));
             let header = pinned.map(|frame| frames.header(frame));
@@ -257,7 +257,7 @@ impl<T: Transport> Publisher<T> {
     /// As [`publish`](Self::publish), with a tag that readers get with the version.
     ///
     /// # Errors
-    /// Those of [`publish`](Self::publish).
+    /// The errors of [`publish`](Self::publish).
     pub fn publish_tagged(
         &mut self,
         bytes: &[u8],
@@ -273,8 +273,8 @@ impl<T: Transport> Publisher<T> {
         self.publish_commit_tagged(tag)
     }
 
-    /// Publishes what `fill` writes into the frame itself as the next version. The frame holds some old version when
-    /// `fill` gets it; every byte that is not written stays as it was there.
+    /// Lets `fill` write the next version into the frame itself, and publishes it. The frame holds some old version
+    /// when `fill` gets it; every byte that `fill` does not write keeps its old value.
     ///
     /// Waits, up to `timeout`, only if readers pin all other frames.
     #[doc(hidden)]
@@ -289,8 +289,8 @@ impl<T: Transport> Publisher<T> {
 
     /// Lends the frame of the next version, to be written in place and published by
     /// [`publish_commit`](Self::publish_commit); meanwhile readers see the version before it, and [`poll`](Self::poll)
-    /// may be called. The frame holds some old version. Called again, it lends the same frame, with what was written
-    /// there; any other publishing call writes over it.
+    /// may be called. The frame holds some old version. Called again, it lends the same frame, with the bytes that were
+    /// written there; any other publishing call overwrites it.
     ///
     /// Waits, up to `timeout`, only if readers pin all other frames.
     ///
@@ -324,7 +324,7 @@ impl<T: Transport> Publisher<T> {
         Ok(region.as_volatile().subslice(begin, frames.geometry().payload_bytes as usize))
     }
 
-    /// The frame of the next version, if there is one that no reader pins.
+    /// The frame of the next version, if a frame is free of pins.
     fn begin_draft(&mut self) -> Result<Option<u8>, Error> {
         self.shard.expect_owner("begin a version")?;
         if self.draft.is_none() {
@@ -381,8 +381,8 @@ impl<T: Transport> Publisher<T> {
         Ok((version, frames.label(frame), on_host(frames.payload(frame), "pass versions on")?))
     }
 
-    /// So many chunks of `version` are there. If it is another version than so far, or the copy `begins_again`, what
-    /// followers have copied of it is void.
+    /// `chunks` chunks of `version` have landed. If it is another version than so far, or the copy `begins_again`, the
+    /// chunks that followers have copied are void.
     pub(super) fn relay_landed(&mut self, version: Version, chunks: usize, begins_again: bool) {
         let Some((frame, before)) = self.draft.filter(|_| !self.shard.is_inherited()) else { return };
         if version != before || (begins_again && !mutant!("relay_void")) {
@@ -501,9 +501,9 @@ impl<T: Transport> Publisher<T> {
         Ok((version, label))
     }
 
-    /// Gives up the frame that [`publish_begin`](Self::publish_begin) lent: what was written there is never
-    /// published, readers keep the version before it, and the next version has the number that this one would have
-    /// had. For a trainer whose copy into the frame has failed. Without a frame that is lent it does nothing.
+    /// Gives up the frame that [`publish_begin`](Self::publish_begin) lent: the bytes that were written there are never
+    /// published, readers keep the version before, and the next version has the number that this one would have had.
+    /// For a trainer whose copy into the frame has failed. Without a lent frame it does nothing.
     #[doc(hidden)]
     pub fn publish_abort(&mut self) {
         // The draft that a forked child inherits is still being written by the owner.

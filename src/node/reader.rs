@@ -55,9 +55,9 @@ pub struct ReaderOptions {
     /// True if [`Reader::connect`] waits, until its timeout, for an owner that does not listen yet. Otherwise an
     /// address where no process listens is an error at once.
     pub waits_for_server: bool,
-    /// True if the address is that of a publisher whose relays are in a tree
-    /// ([`Relay::join`](crate::node::Relay::join)): the reader asks it from whom to read, and reads from a relay on its
-    /// own host if there is one. So does each [`Reader::reconnect`], with the publisher's address.
+    /// True if the address belongs to a publisher whose relays are in a tree
+    /// ([`Relay::join`](crate::node::Relay::join)): the reader asks it which owner to read from, and reads from a relay
+    /// on its own host if there is one. [`Reader::reconnect`] does the same, with the publisher's address.
     pub in_tree: bool,
     /// The behaviour of the reader while it waits for a version.
     pub idle: Idle,
@@ -109,15 +109,15 @@ pub struct Reader<T: Transport> {
     /// The version that the copy has, also while it is not lent, if no other code can have changed it.
     content: Option<(Version, FrameLabel)>,
     is_callers: bool,
-    /// The memory that the next snapshot is copied into, and that of snapshots that are no more.
+    /// The memory that the next snapshot is copied into, and the memory of dropped snapshots.
     filling: Option<Buffer>,
     /// The version that is in there, once it is whole, and how it was asked for.
     filled: Option<(Fresh, Asked)>,
     spares: Spares,
-    /// What an abandoned copy has left, and where; and what the copy that is about to begin goes on with.
+    /// The chunks of an abandoned copy, and their destination; and the chunks with which the next copy continues.
     partial: Option<(Destination, PartialCopy)>,
     resuming: Option<PartialCopy>,
-    /// The newest snapshot that was taken: what differences are applied to a copy of.
+    /// The newest snapshot that was taken: differences are applied to a copy of it.
     base: Option<DeltaBase>,
     /// The table of copies, made when it is first asked for.
     copied: Option<Arc<CopiedTable>>,
@@ -183,8 +183,8 @@ fn reader(doorbell: &Option<Arc<Doorbell>>, waits: Option<(u64, Duration)>) -> N
     NewPeer { doorbell: doorbell.clone(), ticket, ..PeerRole::Reader.into() }
 }
 
-/// Asks the publisher from whom to read, and connects to the first of those that lets this reader in. `lost` is the
-/// first one that has not, for the next question.
+/// Asks the publisher which owners to read from, and connects to the first one that accepts this reader. `lost` is the
+/// first one that has not accepted it, for the next question.
 async fn connect_in_tree<T: Transport>(
     transport: &T,
     runtime: &Runtime,
@@ -206,7 +206,7 @@ async fn connect_in_tree<T: Transport>(
         let (to_ask, is_last) = (owners.len() as u32 + 1, owners.len() == 0);
         let left = deadline - runtime.now();
         let waits = (is_last || *number == TreePosition::PUBLISHER).then_some((ticket, left));
-        // No owner takes the time of those that are still to be asked, or are to be asked again.
+        // No owner uses up the time of the owners that are asked after it, or once more.
         let asked = if is_last && refused.is_none() { left } else { ASK_FOR.min(left / to_ask) };
         let error = match Link::connect(transport, address, reader(doorbell, waits), None, asked).await {
             Ok(link) => return Ok(link),
@@ -228,9 +228,9 @@ impl<T: Transport> Reader<T> {
     /// other readers that wait.
     ///
     /// # Errors
-    /// No owner is there, or it refuses this reader. One that had no room within `timeout` says when to ask again
-    /// ([`Diagnostic::retry_after`](crate::Diagnostic::retry_after)). A call whose timeout is shorter than that is not
-    /// in the queue, and one that has ended has left it.
+    /// No owner listens there, or it refuses this reader. An owner that had no room within `timeout` says when to ask
+    /// again ([`Diagnostic::retry_after`](crate::Diagnostic::retry_after)). A call whose timeout is shorter than that
+    /// is not in the owner's queue, and a call that has ended has left it.
     pub fn connect(
         transport: T,
         address: &Address,
@@ -281,14 +281,14 @@ impl<T: Transport> Reader<T> {
         &self.link.welcome.table
     }
 
-    /// The way that copies take between the owner and this process's GPU, and why it is none of those before; `None`
-    /// for a reader whose transport has no GPU.
+    /// The path of copies between the owner and this process's GPU, and why the better paths are not in use; `None` for
+    /// a reader whose transport has no GPU.
     pub fn gpu_path(&self) -> Option<GpuPath> {
         self.link.endpoint.gpu_path()
     }
 
     /// Connects again, after the loss of the owner, to its successor, at the same address or at another. The copy at
-    /// hand is void. What the new owner publishes has an epoch of its own, and its versions may be any.
+    /// hand is void. The versions of the new owner have an epoch of their own and may have any number.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was. Calls
@@ -316,15 +316,15 @@ impl<T: Transport> Reader<T> {
         self.abandon_refresh();
         link.pull.select(self.selection.as_ref().map(Selection::plan));
         (self.link, self.held, self.filled) = (link, None, None);
-        // Its records are those of another reader: the successor may have older versions.
+        // In traces it counts as another reader: the successor may have older versions.
         self.identity = random_word();
         self.leave_lent_memory()
     }
 
     /// Reads this part of the table from now on, and not all of it: each copy is [`Selection::table`]. `None` reads all
     /// of it again. There is no copy to read until the next refresh has ended, and that copies to memory of the
-    /// reader's: memory of the caller's is let go, as its length is that of another part. Checksums are not checked of
-    /// a part.
+    /// reader's: memory of the caller's is released, as its length belongs to another part. Checksums are not checked
+    /// of a part.
     ///
     /// # Errors
     /// The selection was made of another table, or the owner holds only a shard of it.
@@ -353,7 +353,7 @@ impl<T: Transport> Reader<T> {
         self.selection.as_ref().map_or(self.table(), Selection::table)
     }
 
-    /// Bytes of a copy: of a server's shard, or of what is selected.
+    /// Bytes of a copy: of a server's shard, or of the selection.
     #[doc(hidden)]
     pub fn copy_bytes(&self) -> usize {
         self.link.pull.copy_bytes() as usize
@@ -381,7 +381,7 @@ impl<T: Transport> Reader<T> {
     ///
     /// # Errors
     /// [`Error::OutOfTurn`]: nothing was copied yet, or a newer version is being copied, or that copy failed.
-    /// [`Error::InFlight`]: requests of a copy, also of one that was given up, may still write there.
+    /// [`Error::InFlight`]: requests of a copy, also of an abandoned one, may still write there.
     pub fn bytes(&self) -> Result<&[u8], Error> {
         let out_of_turn =
             Error::OutOfTurn { operation: "read the copy", reason: "nothing is copied yet: refresh first" };
@@ -520,7 +520,7 @@ impl<T: Transport> Reader<T> {
         let progress = self.link.advance()?;
         let pulled = self.link.pull.take();
         if pulled.is_some() && self.link.pull.is_pinned() {
-            // The pin is let go now, and not with the next call, which may be long in coming.
+            // The pin is released now, and not by the next call, which may come much later.
             self.link.advance()?;
         }
         Ok((pulled, progress))
@@ -544,7 +544,7 @@ impl<T: Transport> Reader<T> {
 
     /// The newest version's number once it is at least this one, without copying it, and waiting as
     /// [`ReaderOptions::idle`] says; `None` if it is not within `timeout`. `asked` keeps the question for the next
-    /// call, which goes on with it: one that begins again in each of many short calls is never answered over a slow
+    /// call, which continues it: a question that begins again in each of many short calls is never answered over a slow
     /// link.
     #[doc(hidden)]
     pub fn newest_from(
@@ -608,7 +608,7 @@ impl<T: Transport> Reader<T> {
         }
     }
 
-    /// Tells the owner that this reader has copied a version out of what [`hold`](Self::hold) has pinned.
+    /// Tells the owner that this reader has copied a version out of a frame that [`hold`](Self::hold) has pinned.
     #[doc(hidden)]
     pub fn tell_held(&mut self, version: Version) -> Result<(), Error> {
         self.link.tell_held(version)
@@ -621,7 +621,7 @@ impl<T: Transport> Reader<T> {
     /// snapshot. After an error `into` may hold anything.
     ///
     /// # Errors
-    /// [`Error::Length`]: `into` is not as long as a copy. Those of [`refresh`](Self::refresh) and of
+    /// [`Error::Length`]: `into` is not as long as a copy. The errors of [`refresh`](Self::refresh) and of
     /// [`pin`](Self::pin).
     pub fn pull_into(&mut self, into: &mut [u8], wanted: Wanted, timeout: Duration) -> Result<Fresh, Error> {
         if into.len() != self.copy_bytes() {
@@ -630,7 +630,7 @@ impl<T: Transport> Reader<T> {
         let deadline = self.runtime.now() + timeout;
         let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
         if self.link.expect_in_place().is_err() || is_checked || wanted.exact().is_some() {
-            // A copy at hand that is older than what another read has got is not kept.
+            // A copy at hand is not kept if it is older than the result of another read.
             let oldest = self.link.pull.no_older(Bound::NONE).version;
             loop {
                 let copied = self
@@ -684,7 +684,7 @@ impl<T: Transport> Reader<T> {
     fn copy_into(&mut self, into: &mut [u8], wanted: Wanted, deadline: Instant) -> Result<Fresh, Error> {
         let left = deadline - self.runtime.now();
         // Memory of the caller's is written by refreshes alone, and may hold no version. One version by its number may
-        // be older than what a refresh has got.
+        // be older than the result of a refresh.
         if self.is_callers || wanted.exact().is_some() {
             let snapshot = self.snapshot(wanted, left)?;
             into.copy_from_slice(snapshot.bytes());
@@ -712,7 +712,7 @@ impl<T: Transport> Reader<T> {
         Ok((behind <= most_behind).then_some(Fresh { behind, copied: true, ..fresh }))
     }
 
-    /// Reads whatever is there, possibly a mixture of versions: see [`Consistency::Mixture`].
+    /// Reads with this consistency from now on; a read may then be a mixture of versions ([`Consistency::Mixture`]).
     #[doc(hidden)]
     pub fn set_consistency(&mut self, consistency: Consistency) {
         self.consistency = consistency;

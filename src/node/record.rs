@@ -1,4 +1,4 @@
-//! What nodes put on record for traces.
+//! The records of nodes for traces.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use crate::table::Tensor;
 /// Bytes that are copied out and digested at a time: they stay in a cache.
 const PART_BYTES: usize = 64 << 10;
 
-/// The SHA-256 of the bytes of each of these tensors, which lie in `memory` as their ranges say; of those that do not
-/// lie in there, none.
+/// The SHA-256 of the bytes of each of these tensors, at its range within `memory`; none of a tensor that lies outside
+/// of `memory`.
 pub(super) fn digests<'a>(
     tensors: impl Iterator<Item = &'a Tensor>,
     memory: VolatileSlice<'_>,

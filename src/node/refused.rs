@@ -1,4 +1,4 @@
-//! Tests of a server whose memory is taken from its RDMA device before its connections are, as that of a process that
+//! Tests of a server whose memory is taken from its RDMA device before its connections are, as happens when a process
 //! ends.
 
 #[cfg(test)]
@@ -73,7 +73,7 @@ mod tests {
             let mut worker = Worker::connect(verbs.clone(), &[dying], options, PATIENCE).unwrap();
             train(&mut worker).unwrap();
             is_dying.store(true, Ordering::Relaxed);
-            // The worker fills the slots, and then asks again and again for one that is free.
+            // The worker fills the slots, and then asks again and again for a free one.
             let lost = (0..8).find_map(|_| train(&mut worker).err());
             worker.reconnect(&[serve(false)], PATIENCE).unwrap();
             (0..3).for_each(|_| train(&mut worker).unwrap());
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn memory_that_a_dying_server_takes_back_counts_as_its_loss() {
-        // What stands behind a refused request is flushed, which looks like any other loss: it is chance whether the
-        // last of a batch is refused.
+        // The requests behind a refused one are flushed, which looks like any other loss: it is chance whether the last
+        // one of a batch is refused.
         let refused = (0..64).find_map(|seed| {
             let error = lose(&Unordered::new(seed, false), 500 + seed);
             assert!(error.is_loss() && error.is_retryable(), "seed {seed}: {error}");

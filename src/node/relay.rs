@@ -1,4 +1,4 @@
-//! The relay: a reader that serves what it reads.
+//! The relay: a reader that serves the versions that it reads.
 
 mod announcer;
 mod pace;
@@ -24,10 +24,10 @@ use crate::transport::{Address, Transport};
 /// relay holds the versions that its readers read, as a publisher does, so that one copy for each host serves all of
 /// its local readers. A thread of its own does all of this.
 ///
-/// A relay whose owner is lost goes on serving what it has and connects to the next of its upstream addresses, such as
-/// the publisher after a relay. It ends if it finds another origin, another table or a server that has started again
-/// there: the numbers of its versions would mean something else. Its readers are told so, and it says why
-/// ([`failure`](Self::failure)).
+/// A relay whose owner is lost continues to serve its newest version and connects to the next of its upstream
+/// addresses, such as the publisher after a relay. It ends if it finds another origin, another table or a server that
+/// has started again there: the numbers of its versions would mean something else. Its readers are told so, and it
+/// says why ([`failure`](Self::failure)).
 ///
 /// ```
 /// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
@@ -64,8 +64,8 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(5);
 
 impl Relay {
     /// Connects to the first of `upstream` that answers within `timeout`, and begins to serve at `address`. Readers
-    /// that connect before its first copy is there wait for it. Frames and chunks are as many and as long as the
-    /// upstream's, whatever `options` says of them.
+    /// that connect before its first copy is there wait for it. The number of frames and the length of chunks are the
+    /// upstream's; `options` does not change them.
     ///
     /// # Errors
     /// No upstream answers; it holds a shard only, not the whole table; `address` cannot be had.
@@ -81,10 +81,11 @@ impl Relay {
     }
 
     /// Joins the tree that the publisher at `publisher` arranges of its relays, and begins to serve at `address`. The
-    /// publisher says from whom this relay reads: a relay on the same host if there is one, else the owner nearest to
-    /// the publisher that has a branch left ([`PublisherOptions::branches`]) and to which versions do not come slowly.
-    /// The relay announces itself three times in a lease of the publisher's, and moves when it is told to, or when its
-    /// owner is lost. Readers find it by [`ReaderOptions::in_tree`](crate::node::ReaderOptions::in_tree).
+    /// publisher says which owner this relay reads from: a relay on the same host if there is one, else the owner
+    /// nearest to the publisher that has a branch left ([`PublisherOptions::branches`]) and to which versions do not
+    /// come slowly. The relay announces itself three times in a lease of the publisher's, and moves when it is told
+    /// to, or when its owner is lost. Readers find it by
+    /// [`ReaderOptions::in_tree`](crate::node::ReaderOptions::in_tree).
     ///
     /// `address` is told to others: it must be one at which they reach it. If the publisher has a successor at its
     /// address, the relay ends its readers' connections and begins again with the successor's versions.
@@ -137,7 +138,8 @@ impl Relay {
         })
     }
 
-    /// Leaves a relay to a thread. If what is upstream is another publisher's, `again` begins it once more.
+    /// Runs a relay in a thread. If the versions upstream come from another publisher, `again` starts the relay once
+    /// more.
     fn run<T: Transport>(
         mut passing: Passing<T>,
         again: impl Fn(&RelayState) -> Option<Passing<T>> + Send + 'static,
@@ -172,7 +174,7 @@ impl Relay {
         &self.address
     }
 
-    /// What the relay's thread has told last. In a forked child, where its lock may be held for ever, that is nothing.
+    /// The last report of the relay's thread. In a forked child, where its lock may be held for ever, the default.
     fn told<R: Default>(&self, look: impl FnOnce(&RelayReport) -> R) -> R {
         if self.guard.is_inherited() { R::default() } else { look(&self.state.report()) }
     }

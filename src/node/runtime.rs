@@ -1,5 +1,5 @@
-//! The clock of a node, its waiting and its heartbeats: those of this process, or those of the simulator that its
-//! transport belongs to.
+//! The clock, the waits and the heartbeats of a node, either of this process or of the simulator that its transport
+//! belongs to.
 //!
 //! The waits of nodes are futures. In a process they end at the first poll, since [`Runtime::stand_back`] itself waits:
 //! [`complete`] is then an ordinary blocking call. In a simulator they are suspended wherever time passes, and the
@@ -14,7 +14,7 @@ use super::{Backoff, now};
 use crate::time::{Duration, Instant};
 use crate::transport::{Simulator, Transport};
 
-/// The clock and the waiting of one node. The default is that of this process.
+/// The clock and the waits of one node. The default uses the clock of this process.
 #[derive(Clone, Default)]
 pub(crate) struct Runtime(Option<Arc<dyn Simulator>>);
 

@@ -81,7 +81,7 @@ mod tests {
             }
         }
 
-        /// Waits until workers can read this version, and returns what the scheme was told of it.
+        /// Waits until workers can read this version, and returns its statistics as the scheme received them.
         fn hear_version(&self, version: u64) -> Statistics {
             let statistics = self.hear(|event| match event {
                 ServerEvent::Applied { version: made, statistics } => {
@@ -245,8 +245,8 @@ mod tests {
         });
     }
 
-    /// One worker's update makes the other's computation void; it stops, begins again, and only what it made of the
-    /// newer version arrives. A request that it has overtaken does not disturb it.
+    /// One worker's update makes the other's computation void; that worker stops, begins again, and only its gradient
+    /// of the newer version arrives. A request that it has overtaken does not disturb it.
     fn an_interrupted_worker_begins_again<T: Transport>(transport: fn() -> T, address: Address) {
         std::thread::scope(|scope| {
             let server = Scripted::serve(scope, (transport(), address), options(1, SGD));
@@ -341,7 +341,8 @@ mod tests {
             for clock in 0..3 {
                 worker.step(PATIENCE).unwrap().suspend();
                 publish(&mut worker, 1.0);
-                // As schemes do: one that had it folded before it heard of it would miss what the worker said before.
+                // As schemes do: a scheme that folds a gradient before it hears of it would miss the worker's earlier
+                // events.
                 server.script.hear_gradient(0, clock);
                 server.script.apply(&[(0, clock)]);
                 server.script.hear_version(clock + 1);
@@ -427,7 +428,7 @@ mod tests {
         });
     }
 
-    /// Notes what it is told.
+    /// Records the events that it receives.
     struct Listening(Box<dyn WorkerScheme>, Arc<Mutex<Vec<WorkerEvent>>>);
 
     impl WorkerScheme for Listening {

@@ -157,7 +157,7 @@ pub struct Server<T: Transport> {
     /// The state of a follower, if another server decides for this shard.
     following: Option<Following<T::Endpoint>>,
     folder: Box<dyn Folder>,
-    /// The workers, by index and generation, whose slots are given back once nothing that a GPU still folds reads them.
+    /// The workers, by index and generation, whose slots are given back once no fold on a GPU reads them any more.
     owed: Vec<(u16, u64)>,
     optimizer: Optimizer,
     learning_rate: f32,
@@ -172,7 +172,8 @@ pub struct Server<T: Transport> {
     identities: BTreeSet<u64>,
     work: BegunFold,
     shares: Vec<Share>,
-    /// The gradients that the newest version was made of, with their weights, and those that the last poll dropped.
+    /// The gradients that the newest version was made of, with their weights, and the gradients that the last poll
+    /// dropped.
     newest: Vec<Share>,
     dropped: Vec<GradientId>,
     events: Vec<ShardEvent>,
@@ -193,11 +194,11 @@ struct IncarnationStart<'a> {
     folded: u64,
     /// For each worker, how far its gradients are in the parameters.
     applied: Applied,
-    /// The text of what the scheme has learned.
+    /// The learned state of the scheme, as text.
     learned: Option<&'a str>,
     /// The checkpoint that all of this is from, if it is.
     from: Option<&'a Checkpoint>,
-    /// The folder of a server that stands for its host; otherwise one that folds here.
+    /// The folder of a server that stands for its host; `None` for a server that folds here.
     folder: Option<Box<dyn Folder>>,
 }
 
@@ -205,8 +206,8 @@ struct IncarnationStart<'a> {
 const KEEPS_NO_UPDATES: &str = "asks how large updates in transit are in sum, and a real server keeps no updates; \
                                 simulate it, or use vap with strength=weak or strong";
 
-/// Actions of the scheme in one poll, before its caller has its turn: one that wanted more without end would never give
-/// it one.
+/// The most actions of the scheme in one poll: without a limit, a scheme with ever more actions would never let the
+/// caller continue.
 const ACTIONS_AT_ONCE: usize = 1 << 16;
 
 impl<T: Transport> Server<T> {
@@ -483,7 +484,7 @@ impl<T: Transport> Server<T> {
         &self.dropped
     }
 
-    /// Changes the step size from the next version on; where there is a schedule, what it begins with.
+    /// Changes the step size from the next version on; with a schedule, the step size that the schedule starts from.
     ///
     /// # Errors
     /// [`Error::Option`]: it is not finite. The step size stays as it was.
@@ -522,10 +523,10 @@ impl<T: Transport> Server<T> {
     ///
     /// # Errors
     /// The server cannot go on. [`Error::SchemeConfig`], [`Error::Scheme`]: the scheme gave up. [`Error::Fold`],
-    /// [`Error::FoldPanicked`], or those of a GPU: a fold failed. [`Error::LastVersion`]: there are no more versions.
-    /// [`Error::Checkpoint`]: another incarnation has taken over the file of checkpoints. [`Error::OutOfTurn`]: this
-    /// process was forked from the server's. [`Error::ServerLost`] of shard 0, where that server decides: call
-    /// [`follow`](Self::follow) again. A worker that is lost is no error.
+    /// [`Error::FoldPanicked`], or an error of a GPU: a fold failed. [`Error::LastVersion`]: there are no more
+    /// versions. [`Error::Checkpoint`]: another incarnation has taken over the file of checkpoints.
+    /// [`Error::OutOfTurn`]: this process was forked from the server's. [`Error::ServerLost`] of shard 0, where that
+    /// server decides: call [`follow`](Self::follow) again. A worker that is lost is no error.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         self.shard.expect_owner("serve")?;
         self.dropped.clear();
@@ -553,8 +554,8 @@ impl<T: Transport> Server<T> {
         Ok(progress)
     }
 
-    /// Carries out what the scheme wants, up to a fold that must end first. What it wants beyond
-    /// [`ACTIONS_AT_ONCE`] has to wait for the next poll.
+    /// Carries out the scheme's actions, up to a fold that must end first. Actions beyond [`ACTIONS_AT_ONCE`] wait
+    /// for the next poll.
     fn take_actions(&mut self, now: Instant) -> Result<bool, Error> {
         let mut progress = false;
         for _ in 0..ACTIONS_AT_ONCE {
@@ -618,8 +619,8 @@ impl<T: Transport> Server<T> {
         Ok(action)
     }
 
-    /// Asks a worker to abandon what it computes on any version before the latest. Where copies are pushed the latest
-    /// goes to it, too: it waits for no older one.
+    /// Asks a worker to abandon a computation on any version before the latest. Where copies are pushed, the latest
+    /// version is pushed to it, too: it waits for no older one.
     fn interrupt(&mut self, worker: WorkerId) {
         let Some(index) = worker.peer() else { return };
         let peer = self.shard.peers.get_mut(usize::from(index)).and_then(Option::as_mut);

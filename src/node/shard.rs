@@ -51,7 +51,7 @@ pub struct ShardOptions {
     /// Frames. Three let one reader pin while the owner writes; with `n` that pin different versions, `n + 2` never
     /// make the owner wait.
     pub frames: u8,
-    /// Bytes of parameters in one chunk: what is summed, copied and announced at a time. A multiple of 64.
+    /// Bytes of parameters in one chunk, the unit that is summed, copied and announced. A multiple of 64.
     pub chunk_bytes: u64,
     /// The time that a peer may be silent before it is taken for dead.
     pub lease: Duration,
@@ -175,7 +175,7 @@ pub(super) struct Shard<T: Transport> {
     queue: ReaderQueue,
     /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
-    /// The latest one. They count from the epoch, so that those of two incarnations differ.
+    /// The latest generation. They count from the epoch, so that the generations of two incarnations differ.
     generations: u64,
     beats: u64,
     beaten: Instant,
@@ -208,7 +208,7 @@ pub(super) struct Shard<T: Transport> {
     guard: ForkGuard,
 }
 
-/// Checks that nothing is asked for that a processor computes from payloads, where those are on a GPU.
+/// Refuses options that make a processor compute from the payloads, where the payloads are on a GPU.
 fn expect_plain(is_on_host: bool, config: &ShardConfig) -> Result<(), Error> {
     let wanted = [("checksums", config.options.checksums), ("deltas", config.deltas.is_some())];
     match wanted.into_iter().find(|(_, is_wanted)| *is_wanted && !is_on_host) {

@@ -15,9 +15,9 @@ pub struct WorkerStatistics {
     pub compute: Duration,
     /// Time inside `begin` and the publishing calls.
     pub wait: Duration,
-    /// Bytes of gradients written to servers (none for those computed in a borrowed slot).
+    /// Bytes of gradients written to servers (none for gradients computed in a borrowed slot).
     pub bytes_published: u64,
-    /// Bytes of parameters copied from servers (none for those read in place).
+    /// Bytes of parameters copied from servers (none for parameters read in place).
     pub bytes_pulled: u64,
     /// Number of copies that were begun again because the frame changed under them.
     pub pull_retries: u64,
@@ -61,7 +61,7 @@ pub struct PeerStatus {
     pub worker: bool,
     /// The transport that carries it.
     pub transport: &'static str,
-    /// Bytes of gradients that it has announced. What it reads, a server does not see.
+    /// Bytes of gradients that it has announced. A server does not see its reads.
     pub bytes_received: u64,
 }
 

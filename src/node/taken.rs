@@ -18,7 +18,7 @@ const DEPARTED_MAX: usize = 1 << 14;
 /// For each worker, how far its gradients are in the parameters. Part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::node) struct Applied {
-    /// By identity: the clock after the latest one that was applied, where that is past the smallest clock.
+    /// By identity: the clock after the latest applied one, where it is past the smallest clock.
     pub(in crate::node) workers: BTreeMap<u64, Clock>,
     /// As much may hold for every other identity.
     pub(in crate::node) others: Clock,
@@ -26,7 +26,7 @@ pub(in crate::node) struct Applied {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct TakenClocks {
-    /// The clock after the latest one that was taken: bound into a fold that counts, which may not have ended.
+    /// The clock after the latest one that was taken, that is, bound into a fold that counts and may not have ended.
     taken: Clock,
     /// The clock after the latest one that is in the newest version.
     applied: Clock,
@@ -56,15 +56,15 @@ impl Taken {
         self.workers.get(&identity).map_or(self.others, |entry| entry.taken)
     }
 
-    /// A worker is connected. Identities that are gone and that the clock `announced` says as much of are forgotten: it
-    /// is the smallest one that a checkpoint would hold now, which may be behind that at which workers begin.
+    /// A worker is connected. Departed identities are forgotten if the clock `announced` implies as much about them: it
+    /// is the smallest clock that a checkpoint would hold now, which may be behind the clock at which workers begin.
     pub(super) fn join(&mut self, identity: u64, announced: Clock) {
         self.entry(identity).present = true;
         self.workers.retain(|_, entry| entry.present || entry.taken > announced);
         let mut departed: Vec<_> =
             self.workers.iter().filter(|(_, entry)| !entry.present).map(|(id, e)| (e.taken, *id)).collect();
         let excess = departed.len().saturating_sub(self.departed_max);
-        // Those that went least far, so that the others begin as early as can be.
+        // The identities with the smallest clocks go first, so that the others begin as early as possible.
         departed.sort_unstable();
         for (taken, identity) in departed.into_iter().take(excess) {
             self.workers.remove(&identity);
@@ -80,7 +80,7 @@ impl Taken {
     }
 
     /// The gradient of `clock` is part of a fold that counts. Its worker may be gone and forgotten: a server that
-    /// follows another one hears later what is decided.
+    /// follows another one learns of a decision later.
     pub(super) fn take(&mut self, identity: u64, clock: Clock) {
         let entry = self.entry(identity);
         entry.taken = entry.taken.max(clock.next());
@@ -92,7 +92,7 @@ impl Taken {
         entry.or_insert(TakenClocks { taken: others, applied: others, present: false })
     }
 
-    /// Gradients of clocks before this one are in the parameters, or were dropped, whatever their worker.
+    /// The gradients of all workers of clocks before this one are in the parameters, or were dropped.
     pub(super) fn pass(&mut self, clock: Clock) {
         self.others = self.others.max(clock);
         for entry in self.workers.values_mut() {

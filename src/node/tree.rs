@@ -1,13 +1,13 @@
-//! The tree of relays that a publisher arranges: who reads from whom.
+//! The tree of relays that a publisher arranges: which owner each relay and each reader reads from.
 //!
-//! All that is known comes from the announcements of the relays, and is forgotten a lease after the last one, not
-//! counting time in which the publisher did not look. So a tree
-//! repairs itself, and a publisher that restarts knows its tree once all have announced themselves again.
+//! The publisher learns of relays by their announcements alone, and forgets a relay a lease after its last one, not
+//! counting time in which the publisher did not look. So a tree repairs itself, and a publisher that restarts knows its
+//! tree once all relays have announced themselves again.
 //!
 //! A relay gets a number when it first announces itself, larger than those before, and keeps it until it ends. It is
-//! only ever told to read from relays with *smaller* numbers, or from the publisher. Whatever a relay still believes of
-//! an older answer, no circle can come of it. And there is always an owner for it: the relays before it let each at
-//! least one other read from it, and are one fewer than the branches that they and the publisher have.
+//! only ever told to read from relays with *smaller* numbers, or from the publisher. So no cycle can arise, even if a
+//! relay still acts on an older answer. And there is always an owner for it: each relay before it lets at least one
+//! other relay read from it, and they are one fewer than the branches that they and the publisher have.
 
 use std::collections::BTreeMap;
 
@@ -26,17 +26,17 @@ const PART_OF_LEASE: u32 = 3;
 /// Owners that are named in an answer, before the publisher.
 const CHOICES: usize = 3;
 
-/// A relay is slow if versions come to it at less than the usual speed divided by this. What comes slowly cannot be
-/// passed on faster. Links that are shared now and then stay far above it.
+/// A relay is slow if versions come to it at less than the usual speed divided by this. It cannot pass versions on
+/// faster than it receives them. Links that are shared now and then stay far above it.
 const SLOW: u64 = 4;
 
-/// Leases for which an owner that was lost counts as one that is not to be had: a minute, unless a lease is long.
+/// Leases for which a lost owner counts as unavailable: a minute, unless a lease is long.
 const LOST_FOR: u32 = 20;
 
 /// Most of them that are kept.
 const LOST_MAX: usize = 16;
 
-/// Most relays; beyond them the ones that were heard of longest ago are forgotten first.
+/// Most relays; beyond them the relays whose last announcement is the oldest are forgotten first.
 const RELAYS_MAX: usize = 4096;
 
 /// How far the clock of the publisher that gave a relay its number may have been ahead of this one's: about a year.
@@ -53,7 +53,7 @@ pub(super) struct Tree {
     lease: Duration,
     /// By number.
     relays: BTreeMap<u64, TreeRelay>,
-    /// The time at which the publisher last looked who has come.
+    /// The time at which the publisher last looked for announcements.
     looked: Option<Instant>,
     /// The speed at which versions usually come to a relay, in bytes per second; 0 as long as it is not known.
     usual_speed: u64,
@@ -77,7 +77,7 @@ impl Tree {
         Tree { began, host, branches, lease, relays, looked: None, usual_speed: 0 }
     }
 
-    /// The publisher is about to look who has come. The time for which it did not look, because it computed or was
+    /// The publisher is about to look for announcements. The time for which it did not look, because it computed or was
     /// stopped, counts against no relay, as it counts against no peer ([`Silence`]).
     pub(super) fn look(&mut self, now: Instant) {
         let since = now - self.looked.replace(now).unwrap_or(now);
@@ -110,7 +110,7 @@ impl Tree {
             }
         }
         if owners.len() > TreePosition::OWNERS_MAX {
-            // The last one is whom to ask where all others fail.
+            // The last owner is asked if all others fail.
             let last = owners.split_off(owners.len() - 1);
             owners.truncate(TreePosition::OWNERS_MAX - 1);
             owners.extend(last);
@@ -119,14 +119,14 @@ impl Tree {
         TreePosition { number, again_ns, origin, begin_at, owners }
     }
 
-    /// Takes an announcement in, and says from whom that relay is to read.
+    /// Records an announcement, and returns the owners that the relay is to read from.
     fn admit(&mut self, joiner: &Joiner, notice: &RelayNotice, now: Instant, fresh: u64) -> (u64, Vec<u64>) {
         // A relay that was started again at the address of one before has replaced it.
         let is_same =
             |member: &TreeRelay| member.host == joiner.host && member.notice.address == notice.address;
         self.relays.retain(|number, member| Some(*number) == notice.number || !is_same(member));
         let last = self.relays.last_key_value().map_or(TreePosition::PUBLISHER, |(number, _)| *number);
-        // One from far ahead leaves no numbers for those that come later.
+        // A number that is far ahead would leave none for later relays.
         let is_number =
             |number: &u64| *number != TreePosition::PUBLISHER && *number <= fresh.saturating_add(AHEAD);
         let number = notice.number.filter(is_number);
@@ -139,8 +139,8 @@ impl Tree {
         let lost = self.lost_of(number, joiner.lost, now);
         let mut chosen = self.choose_for_relay(joiner, number, &taken);
         if let Some(current) = current {
-            // It leaves a slow owner, from which versions come over a link, for one that is not slow, has room, and has
-            // not been lost to it of late.
+            // It leaves a slow owner, from which versions come over a link, for an owner that is not slow, has room,
+            // and was not lost to it lately.
             let is_lost = |owner: &u64| lost.iter().any(|(lost, _)| lost == owner);
             let is_better = |owner: &u64| !self.is_slow(*owner) && self.has_room(*owner) && !is_lost(owner);
             let is_far = !self.is_in_memory(current, &joiner.host);
@@ -154,7 +154,7 @@ impl Tree {
         if chosen.is_empty() {
             chosen.push(TreePosition::PUBLISHER);
         }
-        // It counts there from now on, so that many who come at once are spread.
+        // It counts there from now on, so that many relays that come at once are spread.
         let notice = RelayNotice { reads_from: chosen.first().copied(), ..notice.clone() };
         while self.relays.len() >= RELAYS_MAX && !self.relays.contains_key(&number) {
             let oldest = self.relays.iter().min_by_key(|(_, member)| member.heard).map(|(number, _)| *number);
@@ -191,7 +191,7 @@ impl Tree {
     }
 
     /// The owners from which a reader is to read: a relay on its own host, then the publisher if that is there, then
-    /// the relays with most room, those over a slow link last, then the publisher wherever it is.
+    /// the relays with most room, relays over a slow link last, then the publisher wherever it is.
     fn choose_for_reader(&mut self, joiner: &Joiner) -> Vec<u64> {
         let room = |number: &u64| self.relays.get(number).map_or(0, TreeRelay::room);
         let is_fit = |number: &u64| joiner.lost != Some(*number) && room(number) > 0;
@@ -228,7 +228,7 @@ impl Tree {
     fn has_branch(&self, owner: u64, taken: &BTreeMap<u64, usize>) -> bool {
         let has = match self.relays.get(&owner) {
             None => self.branches,
-            // Less would leave those behind it without a position.
+            // Less would leave the relays behind it without a position.
             Some(member) => member.notice.branches.max(1),
         };
         taken.get(&owner).copied().unwrap_or(0) < usize::from(has)
@@ -286,7 +286,7 @@ impl Tree {
         member.host.shares_memory_with(host) || each(&member.notice.address).any(|one| !is_local(one))
     }
 
-    /// The number of relays between the publisher and what reads from `owner`; many for one that has no owner itself.
+    /// The number of relays between the publisher and a reader of `owner`; many if `owner` has no owner itself.
     fn depth(&self, owner: u64) -> usize {
         let (mut owner, mut depth) = (owner, 0);
         while owner != TreePosition::PUBLISHER {
@@ -305,7 +305,7 @@ impl Tree {
         let (near, far): (Vec<_>, Vec<_>) = each(address).partition(|one| is_local(one));
         let near = near.into_iter().filter(|_| is_near);
         if owner == TreePosition::PUBLISHER {
-            // It may listen at all addresses of its host, and the asker knows one that works.
+            // It may listen at all addresses of its host, and the relay that asks knows one that works.
             return near.cloned().map(Some).chain([None]).collect();
         }
         near.chain(far).cloned().map(Some).collect()

@@ -35,7 +35,7 @@ mod tests {
         }
     }
 
-    /// Lets go of who waits for a neighbour when it is dropped.
+    /// Releases the threads that wait for a neighbour when it is dropped.
     struct EndOfSilence<'a>(&'a Unordered);
 
     impl Drop for EndOfSilence<'_> {
@@ -78,8 +78,8 @@ mod tests {
         train(scheme, idle, seed, |_, _| {});
     }
 
-    /// The same, while another thread does something `beside`. The server looks after each step of the device, so that
-    /// whatever is in memory too early is found there.
+    /// The same, while another thread runs `beside`. The server looks after each step of the device, so that it finds
+    /// bytes that arrive in memory too early.
     fn train(scheme: SchemeConfig, idle: Idle, seed: u64, beside: impl FnOnce(Verbs, Address) + Send) {
         let device = Unordered::new(seed, false);
         let verbs = device.verbs(None);
@@ -309,7 +309,7 @@ mod tests {
                 std::thread::yield_now();
             }
             device.set_neighbour(Neighbour::IsGone);
-            // Long enough for the one that dials to be refused.
+            // Long enough for the dialling side to be refused.
             std::thread::sleep(Duration::from_millis(500));
             device.set_neighbour(Neighbour::Answers);
             let _members = meeting.map(|member| member.join().unwrap().unwrap());
@@ -386,8 +386,8 @@ mod tests {
                 while worker.clock().get() < ROUNDS {
                     let round = worker.clock().get();
                     if round == ROUNDS / 2 && !is_down.swap(true, Ordering::Relaxed) {
-                        // At whichever moment of the rounds that follow. In every other job the ports are up all the
-                        // time, and what is between them is broken.
+                        // At a random moment of the rounds that follow. In every other job the ports are up all the
+                        // time, and the network between them is broken.
                         scope.spawn(move || if seed % 2 == 0 { device.take_down(1) } else { device.cut(1) });
                     }
                     if let Err(error) = work(&mut worker, round) {
@@ -481,7 +481,7 @@ mod tests {
                 device.step();
                 server.poll(now()).unwrap();
             }
-            // What the worker has registered goes with it, and the owner has not seen yet that it is gone.
+            // The worker's registrations end with it, and the owner has not noticed yet that it is gone.
             go.send(()).unwrap();
             working.join().unwrap();
         });

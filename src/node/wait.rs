@@ -18,8 +18,8 @@ pub fn now() -> Instant {
 /// Stands back between fruitless polls: first spins, then yields the processor, then sleeps.
 ///
 /// Spinning catches what another core does within a microsecond; yielding lets the peer run where there are fewer
-/// cores than processes; sleeping keeps a long wait from burning a core. What is waited for in a round of a hundred
-/// megabytes comes within the yields. A sleep takes a small part of the wait so far: two hundred processes that wait
+/// cores than processes; sleeping keeps a long wait from burning a core. In a round of a hundred megabytes the awaited
+/// events come within the yields. A sleep takes a small part of the wait so far: two hundred processes that wait
 /// for one leave it a processor, and no wait becomes longer by more than that part.
 #[derive(Debug, Default)]
 pub struct Backoff {
@@ -88,14 +88,14 @@ impl Backoff {
         self.due_since = due_since;
     }
 
-    /// The same for a pull that was lapped, whatever else the machine runs: its owner writes on while this thread
+    /// The same for a pull that was lapped, however busy the machine is: its owner keeps writing while this thread
     /// sleeps.
     pub(super) fn hurry(&mut self) {
         self.wait_or(false, |_| std::thread::sleep(Self::SHORTEST));
     }
 
-    /// The same for a copy that follows its owner, of which more is about to come, whatever else the machine runs: what
-    /// is found late is passed on late.
+    /// The same for a copy that follows its owner and expects more chunks, however busy the machine is: a chunk that is
+    /// found late is passed on late.
     pub(super) fn keep_up(&mut self) {
         self.wait_or(false, |waited| std::thread::sleep(Self::pause_between_chunks(waited)));
     }
@@ -150,8 +150,8 @@ impl Backoff {
 
 /// Whether the machine has more to run than processors, as the threads of this process have seen.
 ///
-/// A thread that yields then waits for whole time slices of the others; one that sleeps is woken ahead of them. So a
-/// process whose yield took that long sleeps instead, for a time in proportion: on a machine with as many threads as
+/// A thread that yields then waits for whole time slices of the others; a thread that sleeps is woken ahead of them. So
+/// a process whose yield took that long sleeps instead, for a time in proportion: on a machine with as many threads as
 /// processors a yield is long now and then, and to sleep in each later wait would cost more than it did.
 struct Crowd {
     /// The time until which no thread yields, in nanoseconds of [`now`].
@@ -201,12 +201,12 @@ pub(super) async fn retry<R>(
     loop {
         let error = match attempt().await {
             Ok(done) => return Ok(done),
-            // The last attempt had no time left; what an earlier one was told says more.
+            // The last attempt had no time left; the answer to an earlier one says more.
             Err(error @ Error::Deadline { .. }) => refusal.take().unwrap_or(error),
             Err(error) => error,
         };
-        // Who refuses for now says how long it may take: to ask before would only keep it busy, and to ask later may
-        // cost this peer its position in a queue.
+        // A temporary refusal says how long it may last: to ask earlier would only keep the owner busy, and to ask
+        // later may cost this peer its position in a queue.
         let told = error.retry_after().unwrap_or_default();
         let rest = pause.max(told);
         if !may_pass(&error) || deadline - runtime.now() <= rest {
@@ -255,8 +255,8 @@ impl<R> WaitTurn<R> {
     }
 }
 
-/// Takes turns until one ends the wait, standing back after those that found nothing to do. `None` once `deadline` has
-/// passed: there is always one turn, and one that begins at the deadline is the last.
+/// Takes turns until one ends the wait, and backs off after turns that found nothing to do. `None` once `deadline` has
+/// passed: there is always one turn, and a turn that begins at the deadline is the last.
 pub(super) async fn wait<R>(
     runtime: &Runtime,
     deadline: Instant,

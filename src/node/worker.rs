@@ -85,7 +85,7 @@ const TURNS: usize = 8;
 pub struct Worker<T: Transport> {
     parts: Vec<Part<T>>,
     scheme: Box<dyn WorkerScheme>,
-    /// The scheme that the servers keep, and what it needs.
+    /// The scheme of the servers, and its needs.
     kind: AnyScheme,
     needs: Needs,
     options: WorkerOptions,
@@ -100,7 +100,7 @@ pub struct Worker<T: Transport> {
     is_callers_gradient: bool,
     /// Copies of GPUs out of the parameters and into the gradient.
     copies: Copies,
-    /// The owners were asked, behind all that was published, whether this worker is still in: a flush waits for that.
+    /// The owners were asked, behind all published gradients, whether this worker is still in: a flush waits for that.
     asks_last: bool,
     /// The magnitude of the gradient that is being published.
     magnitude: Option<f32>,
@@ -233,7 +233,7 @@ impl<T: Transport> Worker<T> {
         self.clock
     }
 
-    /// Returns the counts and times of what was done and waited for so far.
+    /// Returns the counters and times of the operations and waits so far.
     pub fn statistics(&self) -> &WorkerStatistics {
         &self.statistics
     }
@@ -306,12 +306,12 @@ impl<T: Transport> Worker<T> {
     }
 
     /// Has this worker copy parameters into memory of the caller's from now on, and take gradients out of it, where
-    /// either is given: [`Step::parameters`] and [`Step::gradient`] lend it. The memory is registered here. That for
-    /// parameters is as long as the [table](Self::table), and the parameters that the worker holds are copied there
-    /// now; that for gradients has as many elements in their encoding, and what it holds stays.
+    /// either is given: [`Step::parameters`] and [`Step::gradient`] lend it. The memory is registered here. The
+    /// memory for parameters is as long as the [table](Self::table), and the worker's current parameters are copied
+    /// there now; the memory for gradients has as many elements in their encoding, and keeps its content.
     ///
     /// During calls of the worker no other code may read or write the parameters, nor a gradient from the moment when
-    /// it is published until that has ended. What a step has lent is accessed as Rust allows.
+    /// it is published until that has ended. The slices that a step has lent are accessed as Rust allows.
     ///
     /// # Errors
     /// [`Error::OutOfTurn`] while a copy is being brought (after a [`step`](Self::step) that met its deadline), or if
@@ -352,11 +352,11 @@ impl<T: Transport> Worker<T> {
         }
     }
 
-    /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published, or
-    /// has begun to publish.
+    /// Waits, at most `timeout`, until every server has folded in (or dropped) all gradients that this worker has
+    /// published or begun to publish.
     ///
     /// # Errors
-    /// [`Error::Deadline`]: a gradient was not consumed within `timeout`; call again. Otherwise those of
+    /// [`Error::Deadline`]: a gradient was not consumed within `timeout`; call again. Otherwise the errors of
     /// [`step`](Self::step).
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
         complete(self.flush_async(timeout))
@@ -367,19 +367,18 @@ impl<T: Transport> Worker<T> {
         let deadline = self.runtime.now() + timeout;
         self.watch_consumed(true);
         let flushed = self.wait(timeout, operation, |worker| {
-            // Each shard counts for itself: one that this worker joined late has another clock.
+            // Each shard counts for itself: a shard that this worker joined late has another clock.
             let consumed =
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
-            // One that had no time to be announced has no clock yet.
+            // A gradient that had no time to be announced has no clock yet.
             !worker.is_publishing() && worker.parts.iter().all(consumed)
         });
         let flushed = flushed.await;
         self.watch_consumed(self.needs.waits_for_own);
         flushed?;
-        // Was that said to this worker? One that has slept for longer than its lease may have read what is said to
-        // its successor; and where reads outlive a server (`docs/protocol.md`, assumption 6), what its next
-        // incarnation says.
-        // The next call goes on with the question, if there is no time for its answer here.
+        // Did the servers mean this worker? A worker that has slept for longer than its lease may have read the words
+        // for its successor; and where reads outlive a server (`docs/protocol.md`, assumption 6), the words of the
+        // server's next incarnation. The next call continues this question, if there is no time for its answer here.
         if !self.asks_last {
             self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
             self.asks_last = true;
@@ -452,7 +451,7 @@ impl<T: Transport> Worker<T> {
         result
     }
 
-    /// The error of an operation that has not ended within `waited`: it names what the servers have.
+    /// The error of an operation that has not ended within `waited`: it names the state of the servers.
     #[doc(hidden)]
     pub fn deadline(&mut self, operation: &'static str, waited: Duration) -> Error {
         let needed = match self.phase {
@@ -472,12 +471,12 @@ impl<T: Transport> Worker<T> {
     /// Goes as far as it can without waiting. True if it got anywhere.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step), but for its deadline.
+    /// The errors of [`step`](Self::step), except its deadline.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         self.expect_connected("go on")?;
         let mut progress = false;
         for _ in 0..TURNS {
-            // Also while it waits for a copy: what it has learned may have changed what it waits for.
+            // Also while it waits for a copy: new information may have changed the version that it waits for.
             if matches!(self.phase, WorkerPhase::Deciding | WorkerPhase::Refreshing { .. }) {
                 progress |= self.decide(now)?;
             }

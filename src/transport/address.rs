@@ -132,7 +132,7 @@ impl FromStr for Address {
     }
 }
 
-/// Reads whatever `bytes` are as an address, and checks that it is written and sent as it was read.
+/// Parses arbitrary `bytes` as an address, and checks that it is printed and sent as it was parsed.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_address(bytes: &[u8]) {
     let Some(address) = std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<Address>().ok()) else {

@@ -47,7 +47,7 @@ mod on_gpus {
         fn scripted_gpu(&self) -> Gpu;
     }
 
-    /// Payloads on scripted GPUs: those that are granted, those of one's own side, or both.
+    /// Payloads on scripted GPUs: the granted payloads, the payloads of the own side, or both.
     pub(in crate::transport) struct OnGpus<const GRANTED: bool, const OWN: bool>;
 
     impl<T: OnScriptedGpu, const GRANTED: bool, const OWN: bool> Payloads<T> for OnGpus<GRANTED, OWN> {
@@ -81,7 +81,7 @@ mod on_gpus {
             }
         }
 
-        /// Without a copy by the GPU, which would come behind those that are under way.
+        /// Without a copy by the GPU, which would come behind the copies under way.
         fn bytes(slice: &PayloadSlice) -> Vec<u8> {
             match slice {
                 PayloadSlice::Host(slice) => bytes_of(slice),

@@ -13,7 +13,7 @@ use super::{Address, ConnectError};
 use crate::mem::{HostMemory, MemoryError};
 
 /// An event that a thread waits for, of this process or of another one. To ring it is a system call only while the
-/// thread sleeps, and then only for the first who rings.
+/// thread sleeps, and then only for the first ring.
 #[derive(Debug)]
 pub struct Doorbell {
     event: OwnedFd,
@@ -46,13 +46,14 @@ impl Doorbell {
         Ok(Arc::new(Doorbell { event, word: ParkWord::new(memory) }))
     }
 
-    /// That of a thread of another process, by what it passed: an eventfd, which must not block, and a word. That it
-    /// does not is up to the other process as well: the option belongs to the file that both have open.
+    /// The doorbell of a thread of another process, made of the passed descriptors: an eventfd, which must not block,
+    /// and a word. The other process can change whether the eventfd blocks: the option belongs to the file that both
+    /// have open.
     pub(crate) fn of_peer(event: OwnedFd, word: HostMemory) -> Doorbell {
         Doorbell { event, word: ParkWord::new(word) }
     }
 
-    /// Those descriptors: the event, then the memory of the word.
+    /// The descriptors: the event, then the memory of the word.
     pub(crate) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.event.as_fd()).chain(self.word.memory().shared_file())
     }
@@ -65,15 +66,15 @@ impl Doorbell {
         }
     }
 
-    /// Sleeps until it is rung or one of `others` can be read, but no longer than `timeout`. What rang since the last
-    /// call ends it at once. False if nothing did before the timeout.
+    /// Sleeps until it is rung or one of `others` can be read, but no longer than `timeout`. A ring since the last call
+    /// ends it at once. False after the timeout.
     pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> bool {
         let mut is_ended = false;
         let is_rung = self.around(|| {
             let mut sources: SmallVec<[PollFd<'_>; 4]> = SmallVec::new();
             sources.push(PollFd::new(&self.event, PollFlags::IN));
             sources.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
-            // What is longer than the system can count is for ever.
+            // A timeout that is longer than the system can count is infinite.
             let limit = rustix::time::Timespec::try_from(timeout).ok();
             // Interrupted or refused, it is only a shorter wait.
             is_ended = rustix::event::poll(&mut sources, limit.as_ref()).is_ok_and(|ready| ready > 0);
@@ -81,7 +82,7 @@ impl Doorbell {
         is_ended || is_rung
     }
 
-    /// Takes back what has rung since the last wait, and says whether something had.
+    /// Clears the rings since the last wait, and returns whether there were any.
     pub(crate) fn silence(&self) -> bool {
         let is_rung = self.word.take();
         // Fails unless a ring was a system call.
@@ -105,10 +106,10 @@ impl AsFd for Doorbell {
     }
 }
 
-/// What a thread sleeps at until peers arrive at a listener that it does not hold.
+/// A watch at which a thread sleeps until peers arrive at a listener that it does not hold.
 #[derive(Debug)]
 pub struct ArrivalWatch {
-    /// Rung by those who see peers arrive in other ways than at the sockets.
+    /// Rung by threads that see peers arrive in other ways than at the sockets.
     doorbell: Arc<Doorbell>,
     sockets: SmallVec<[OwnedFd; 1]>,
 }
@@ -137,7 +138,7 @@ impl ArrivalWatch {
 }
 
 /// Whether a file that another process passed is an eventfd. To ring anything else is not safe: a write to a pipe that
-/// no process reads raises a signal, and one to a file system that hangs may block whatever the flags say.
+/// no process reads raises a signal, and a write to a file system that hangs may block in spite of its flags.
 pub(crate) fn is_eventfd(file: BorrowedFd<'_>) -> io::Result<bool> {
     // Only this link tells an eventfd from other files without a name. The path of a file with a name begins with `/`.
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;

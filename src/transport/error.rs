@@ -8,7 +8,7 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::MemoryError;
 use crate::time::Duration;
 
-/// What fails where this side's device does not make its part of an RDMA connection.
+/// The operation that fails where this side's device does not make its part of an RDMA connection.
 pub(crate) const MAKE_RDMA_CONNECTION: &str = "make an RDMA connection";
 
 /// Memory could not be registered.
@@ -43,7 +43,7 @@ pub enum RegisterError {
     GpuMemory {
         /// The transport's name.
         transport: &'static str,
-        /// What the driver says, with the remedy.
+        /// The driver's error, with the remedy.
         reason: String,
     },
 }
@@ -91,7 +91,7 @@ pub enum ConnectError {
         operation: &'static str,
         /// The address.
         address: Address,
-        /// The transport, and what to do about it.
+        /// The transport, with the remedy.
         source: NotBuilt,
     },
     /// The system refused.
@@ -129,7 +129,7 @@ pub enum ConnectError {
         /// The address.
         address: Address,
     },
-    /// A reader's secret opens reading only: what served with it would be no publisher to any reader.
+    /// A reader's secret opens reading only: readers would not accept a publisher that serves with it.
     #[error("cannot listen at {address}: the secret opens reading only; {}", remedy_of(self))]
     ReadingSecret {
         /// The address.
@@ -152,7 +152,7 @@ pub enum ConnectError {
         address: Address,
         /// The time after which this process may ask again, if the reason may pass by itself.
         retry_after: Option<Duration>,
-        /// The difference between the two sides or what one of them lacks, with the remedy.
+        /// The difference between the two sides, or the lack of one of them, with the remedy.
         reason: String,
     },
     /// The peer is not a slackline process, or one of another wire version.
@@ -189,7 +189,7 @@ pub enum ConnectError {
         operation: &'static str,
         /// The address.
         address: Address,
-        /// The way that they would take, and why it is none of those before.
+        /// The path that they would take, and why the better paths are not in use.
         path: GpuPath,
     },
     /// This side's offer cannot be made: its message or its memory is unfit.
@@ -301,8 +301,8 @@ fn is_mistake(operation: &str, kind: io::ErrorKind) -> bool {
         | io::ErrorKind::InvalidFilename
         | io::ErrorKind::NotADirectory
         | io::ErrorKind::PermissionDenied => matches!(operation, "listen" | "connect"),
-        // A listener makes the file that is not there for those who connect, and not the folder that it is in. Its
-        // address is one of this host, while those who connect run out of ports.
+        // A listener creates the file that a connector misses, but not the folder of the file. Its address belongs to
+        // this host, while connectors run out of ports.
         io::ErrorKind::NotFound | io::ErrorKind::AddrNotAvailable => operation == "listen",
         _ => false,
     }
@@ -454,12 +454,12 @@ impl Diagnostic for PostError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompletionError {
-    /// The key is unknown to the target, the range lies outside of what it granted, or the right is missing.
+    /// The key is unknown to the target, the range lies outside of its grant, or the right is missing.
     #[error(
         "the target refused access: unknown key, range outside of the grant, or a right that was not granted"
     )]
     RemoteAccess,
-    /// The request was posted behind one that failed, or the connection ended before it ran.
+    /// The request was posted behind a failed one, or the connection ended before it ran.
     #[error("the request was flushed: the connection failed before it ran")]
     Flushed,
     /// The peer's device did not answer in time, often as it was asked.
@@ -479,8 +479,8 @@ pub enum CompletionError {
 }
 
 impl CompletionError {
-    /// The failure to tell of, of this one and an `earlier` one of the same connection: the last one, but for a copy
-    /// that a GPU did not make. What stood behind that was flushed, and flushed requests alone would look like the
+    /// The failure to report, out of this one and an `earlier` one of the same connection: the last one, except for a
+    /// failed copy of a GPU. The requests behind that copy were flushed, and flushed requests alone would look like the
     /// loss of the peer.
     pub(crate) fn after(self, earlier: Option<CompletionError>) -> CompletionError {
         earlier.filter(|earlier| *earlier == CompletionError::Gpu).unwrap_or(self)

@@ -30,7 +30,7 @@ impl Host {
         Host { name, identity: identity(boot.trim(), &link.display().to_string(), *OWN) }
     }
 
-    /// One that no process runs on: for tests and plans.
+    /// A host that no process runs on: for tests and plans.
     pub fn named(name: &str) -> Host {
         Host { name: name.to_owned(), identity: format!("named {name}") }
     }
@@ -47,8 +47,9 @@ impl Host {
     }
 }
 
-/// The identity of the host of this boot and network namespace. Without either it is that of the process with the
-/// number `own` alone, which shares memory with no other: those of all hosts would look alike.
+/// The identity of the host of this boot and network namespace. If one of these is missing it is the identity of the
+/// process with the number `own` alone, which shares memory with no other process: otherwise all hosts without it would
+/// look alike.
 fn identity(boot: &str, network: &str, own: u64) -> String {
     if boot.is_empty() || network.is_empty() {
         tracing::warn!(

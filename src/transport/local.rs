@@ -1,7 +1,7 @@
 //! Requests carried out by this CPU on memory mapped into this process.
 //!
-//! Shared memory is this plus a socket. On its own it is how a process reads what peers pushed into its own memory
-//! with the same code that reads a remote peer's, and how the protocols are model-checked.
+//! Shared memory is this plus a socket. On its own it lets a process read versions that were pushed into its own memory
+//! with the code that reads a remote peer's memory, and it lets the protocols be model-checked.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -118,7 +118,7 @@ impl LocalEndpoint {
             Operation::Read { local, remote, streaming } => {
                 let target = self.target(remote, Access::REMOTE_READ)?;
                 local.as_volatile().copy_from(target, *streaming);
-                // Promise 2: what is read after this completion is no older than what was read here.
+                // Promise 2: reads after this completion return nothing older than this read did.
                 if !mutant!("read_fence") {
                     mem::fence(Ordering::Acquire);
                 }

@@ -108,7 +108,8 @@ impl Transport for Mixed {
             max_request_bytes: others()
                 .map(|it| it.max_request_bytes)
                 .fold(shm.max_request_bytes, usize::min),
-            // Shared memory and TCP carry atomics out on the target's CPUs, which those of a device do not know of.
+            // Shared memory and TCP carry atomics out on the target's CPUs; a device's atomics are not atomic with
+            // them.
             atomics: if verbs.is_some() { AtomicDomain::None } else { AtomicDomain::Host },
             in_place: false,
         }
@@ -116,7 +117,7 @@ impl Transport for Mixed {
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
         match &self.verbs {
-            // What a device knows serves the others as well.
+            // Memory that is registered with a device serves the other transports as well.
             Some(verbs) => {
                 shm::check_shareable(&memory, access)?;
                 verbs.register(memory, access)
@@ -130,7 +131,7 @@ impl Transport for Mixed {
     }
 
     fn gpu(&self) -> Option<&Gpu> {
-        // A peer that comes by RDMA reads what the devices reach.
+        // A peer that connects by RDMA reads memory that the devices reach.
         let reaches = |gpu: &Gpu, verbs: &Verbs| verbs.gpu().is_some_and(|of| of.ordinal() == gpu.ordinal());
         self.shm.gpu().filter(|gpu| self.verbs.as_ref().is_none_or(|verbs| reaches(gpu, verbs)))
     }
@@ -224,9 +225,9 @@ pub struct MixedListener {
     shm: Vec<ShmListener>,
     tcp: Vec<TcpListener>,
     verbs: Vec<VerbsListener>,
-    /// All connections over TCP have one thread, also those to peers that were dialled.
+    /// All connections over TCP, also the outgoing ones, have one thread.
     over_tcp: Option<Tcp>,
-    /// What peers wake the owner by, if it wants to be woken; those over RDMA have their own.
+    /// The doorbell by which peers wake the owner, if it is to be woken; peers over RDMA have their own.
     doorbell: Option<Arc<Doorbell>>,
 }
 
@@ -586,7 +587,7 @@ mod tests {
         let at = owner.listen(&loopback()).unwrap();
         let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
         let _connecting = mixed.connect(&at.address(), offer).unwrap();
-        // The thread takes its time to answer, and one that asks twice at once asks it in between.
+        // The thread takes its time to answer, and a second call comes before the answer.
         assert!((0..1000).any(|_| !listener.has_caught_up()), "no thread is asked");
     }
 

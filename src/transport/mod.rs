@@ -1,27 +1,27 @@
-//! The contract between parameter memory and whatever carries bytes: verbs, shared memory, TCP, a simulator.
+//! The contract between parameter memory and the backend that carries bytes: verbs, shared memory, TCP, a simulator.
 //!
 //! A [`Transport`] registers memory, listens and connects. A connected peer is an [`Endpoint`]: batches of one-sided
-//! [`WorkRequest`]s go in, [`WorkCompletion`]s come out. What every backend promises, and all that the layers above
-//! may rely on:
+//! [`WorkRequest`]s go in, [`WorkCompletion`]s come out. Every backend makes these promises, and the layers above rely
+//! on no others:
 //!
 //! 1. **Order of writes.** The writes of one endpoint become visible at the target in the order they were posted
 //!    (one RC queue pair, announcing regions without relaxed ordering; where a device keeps no order among the writes
-//!    of a queue pair, a READ proves those before each that announces). Nothing orders the bytes *inside* one write,
-//!    except that an aligned 8-byte word never tears. (Where a kernel copies, in requests of up to 4 KiB: words that
-//!    announce something are short writes. Where memory of a GPU was mapped in pieces, a word that comes from two of
-//!    them may tear: payloads come from there, and no words.) Writes into memory that was granted with
-//!    [`Access::RELAXED`] are bound by half of this: they are there before what is written elsewhere *later*, but may
-//!    overtake each other and what was posted earlier.
+//!    of a queue pair, a READ proves the writes before each announcing one). Nothing orders the bytes *inside* one
+//!    write, except that an aligned 8-byte word never tears. (Where the kernel copies, this holds for requests of up
+//!    to 4 KiB: announcing words are short writes. Where memory of a GPU was mapped in pieces, a word that crosses
+//!    two pieces may tear: only payloads come from there, never words.) Writes into memory that was granted with
+//!    [`Access::RELAXED`] keep only half of this order: they are visible before any *later* write to other memory,
+//!    but they may overtake each other and earlier requests.
 //! 2. **Reads promise nothing** but whole aligned 8-byte words: a READ is not a snapshot, its bytes may be fetched in
 //!    any order, and more than once. A READ posted after the completion of another sees memory no older than that
 //!    one did. A WRITE posted after a READ waits for it only if it carries [`Flags::FENCE`].
 //! 3. **Complete means done on this side.** A write is complete when its bytes have left the local memory and a later
-//!    READ on the same connection sees them: that is what the acknowledgement of a reliable connection says, which may
+//!    READ on the same connection sees them: the acknowledgement of a reliable connection says no more, and it may
 //!    come before the target's memory has them. A processor or another connection sees them once it sees a later write.
 //!    A read is complete when the local memory has it. A request in flight owns its local memory (it holds the
 //!    [`LocalSlice`]) until its completion, or until its endpoint is dropped.
 //! 4. **Full is not failed.** [`PostError::QueueFull`] means: poll, then post again. Nothing of the batch was posted.
-//!    What was posted may wait on this side for something before it: `post`, `poll` and `check` move it on.
+//!    A posted request may wait on this side for an earlier one: `post`, `poll` and `check` drive it forward.
 //! 5. **Errors stay where they happen.** A request that the target refuses completes in error; from then on that
 //!    endpoint is [disconnected](Disconnected), and no other one notices.
 //! 6. **No silent retry** of anything that is not idempotent. After an error neither side knows whether an atomic ran.
@@ -31,8 +31,7 @@
 //!    with [`Flags::NOTIFY`], a peer that sleeps at its doorbell by [`Endpoint::wake`]. Both must look for themselves
 //!    now and then.
 //! 9. **A node may come back** at its address, with other memory. Until that is noticed, READs of a connection to its
-//!    earlier incarnation may be answered out of the new memory, where keys are the same again; WRITEs never land
-//!    there.
+//!    earlier incarnation may return bytes of the new memory, if the keys are the same again; WRITEs never land there.
 
 #[cfg(all(not(all(feature = "tcp", feature = "verbs")), not(loom)))]
 pub(crate) mod absent;
@@ -165,7 +164,7 @@ pub trait Transport: Send + Sync + 'static {
     #[doc(hidden)]
     type Connecting: Connecting<Endpoint = Self::Endpoint>;
 
-    /// Returns what this transport can do.
+    /// Returns the capabilities of this transport.
     #[doc(hidden)]
     fn capabilities(&self) -> Capabilities;
 
@@ -210,7 +209,7 @@ pub trait Transport: Send + Sync + 'static {
         0
     }
 
-    /// Begins to connect to a listener, saying and granting `offer`. Never blocks; poll the result.
+    /// Begins to connect to a listener, with the message and the grants of `offer`. Never blocks; poll the result.
     #[doc(hidden)]
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
 
@@ -225,8 +224,7 @@ pub trait Transport: Send + Sync + 'static {
         self.connect(address, offer)
     }
 
-    /// Returns the simulator that this transport belongs to, if it does: the clock of all nodes over it is then the
-    /// simulator's.
+    /// Returns the simulator that this transport belongs to, if any: all nodes over it then use the simulator's clock.
     #[doc(hidden)]
     fn simulator(&self) -> Option<Arc<dyn Simulator>> {
         None
@@ -237,56 +235,56 @@ pub trait Transport: Send + Sync + 'static {
 pub trait Listener: Send {
     /// One connected peer.
     type Endpoint: Endpoint;
-    /// A peer that has said its part and waits for an answer.
+    /// A peer whose offer has arrived and that waits for an answer.
     type Incoming: Incoming<Endpoint = Self::Endpoint>;
 
     /// Returns the address at which others reach this listener.
     fn address(&self) -> Address;
 
-    /// Moves pending handshakes on and returns the next one that is ready. Never blocks. At most
-    /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]. The time limit is for the peer's part: one
-    /// that has said it waits until this is called, and may be gone by then. Over TCP a thread moves handshakes on, and
-    /// at most [`MAX_PENDING_HANDSHAKES`] more wait so. Mistakes of peers in their handshakes are dropped and logged,
-    /// never returned.
+    /// Drives pending handshakes forward and returns the next one that is ready. Never blocks. At most
+    /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]. The time limit is for the peer's offer: a
+    /// peer whose offer has arrived waits until this is called, and may be gone by then. Over TCP a thread drives
+    /// handshakes, and at most [`MAX_PENDING_HANDSHAKES`] more wait so. A handshake in which the peer made a mistake is
+    /// dropped and logged, never returned.
     fn poll(&mut self, now: Instant) -> Option<Self::Incoming>;
 
-    /// Has peers that are let in from now on end [`wait`](Self::wait) by requests with [`Flags::NOTIFY`]. False if
-    /// this transport has no way to.
+    /// Lets requests with [`Flags::NOTIFY`] of peers that are accepted from now on end [`wait`](Self::wait). False if
+    /// this transport cannot do that.
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         Ok(false)
     }
 
-    /// Gives what another thread sleeps at until a peer arrives, for an owner that does not wait here any more: peers
-    /// that are let in from now on notify it of nothing. `None` if [`be_notified`](Self::be_notified) has not said
-    /// true, or the process has no descriptors left.
+    /// Returns a watch at which another thread sleeps until a peer arrives, for an owner that no longer waits here:
+    /// peers that are accepted from now on send it no notifications. `None` if [`be_notified`](Self::be_notified) has
+    /// not returned true, or the process has no descriptors left.
     fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
         None
     }
 
-    /// True if everything that had arrived at this process when this was last asked is in its memory by now. A device,
-    /// or the peer's own processor, writes there at once. A transport whose writes are carried out by a thread of this
-    /// process asks that thread for a sign, and says no until the sign has come: on a starved machine the thread may
-    /// get no turn for seconds, in which an owner must not take the peers for silent. Never blocks.
+    /// True if all bytes that had arrived at this process at the previous call are in its memory by now. A device, or
+    /// the peer's own processor, writes there at once. A transport whose writes are carried out by a thread of this
+    /// process asks that thread for a sign, and returns false until the sign has come: on a starved machine the thread
+    /// may not run for seconds, during which an owner must not take the peers for silent. Never blocks.
     fn has_caught_up(&mut self) -> bool {
         true
     }
 
-    /// Sleeps until a WRITE with [`Flags::NOTIFY`] is done, or a peer arrives, but no longer than `timeout`. What
-    /// was done since the last call ends it at once; it may end for no reason. A caller that waits for memory to
+    /// Sleeps until a WRITE with [`Flags::NOTIFY`] is done, or a peer arrives, but no longer than `timeout`. A WRITE or
+    /// an arrival since the last call ends it at once; it may also end for no reason. A caller that waits for memory to
     /// change looks at it after each call, and at least every `timeout`: a notification is never owed. Returns at
-    /// once unless [`be_notified`](Self::be_notified) has said true.
+    /// once unless [`be_notified`](Self::be_notified) has returned true.
     fn wait(&mut self, _timeout: Duration) {}
 }
 
-/// A peer that has said its part and waits for an answer.
+/// A peer whose offer has arrived and that waits for an answer.
 pub trait Incoming: Send {
     /// The endpoint that the answer makes.
     type Endpoint: Endpoint;
 
-    /// Returns what the peer said and granted. Untrusted.
+    /// Returns the peer's message and grants. Untrusted.
     fn received(&self) -> &Received;
 
-    /// True if the peer has proved to know a reader's secret, and not the job's: it is let in to read and for nothing
+    /// True if the peer has proved that it knows a reader's secret, and not the job's: it may read, and do nothing
     /// else.
     fn reads_only(&self) -> bool {
         false
@@ -294,27 +292,28 @@ pub trait Incoming: Send {
 
     /// Registers `grants` for the peer and makes this side of the connection, ahead of [`accept`](Self::accept), which
     /// then grants exactly these. A device takes seconds to register memory of many gigabytes: an owner that serves
-    /// others calls this in a thread of its own. What fails here fails `accept`.
+    /// others calls this in a thread of its own. An error here makes `accept` fail.
     fn prepare(&mut self, _grants: &[LocalSlice]) {}
 
     /// Grants memory of a GPU with the offer that [`accept`](Self::accept) makes, ahead of
     /// [`prepare`](Self::prepare). Only a transport with a [GPU](Transport::gpu) can.
     ///
     /// # Errors
-    /// It cannot; the reason says what to do.
+    /// It cannot; the reason names the remedy.
     fn grant_gpu(&mut self, _grants: Vec<GpuGrant>) -> Result<(), &'static str> {
         Err("this transport passes no memory of a GPU: use shared memory on one host")
     }
 
-    /// Takes the peer in, answering and granting `offer`. Never blocks, once it was prepared: an answer too long for
-    /// the system's buffer is carried on by [`Endpoint::poll`] and [`Endpoint::check`].
+    /// Accepts the peer, and answers with the message and the grants of `offer`. Never blocks after
+    /// [`prepare`](Self::prepare): [`Endpoint::poll`] and [`Endpoint::check`] send the rest of an answer that is too
+    /// long for the system's buffer.
     fn accept(self, offer: Offer) -> Result<Self::Endpoint, ConnectError>;
 
-    /// Refuses the peer, which is told why ([`ConnectError::Refused`]).
+    /// Refuses the peer, which receives the reason ([`ConnectError::Refused`]).
     fn refuse(self, refusal: Refusal);
 }
 
-/// An answer that a peer is not let in.
+/// The answer to a peer that is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Refusal {
     /// The time after which the peer may ask again, if the reason passes by itself.
@@ -332,14 +331,14 @@ impl Refusal {
     }
 }
 
-/// A refusal for good.
+/// A permanent refusal.
 impl From<String> for Refusal {
     fn from(reason: String) -> Refusal {
         Refusal { retry_after: None, reason, no_path: false }
     }
 }
 
-/// A refusal for good.
+/// A permanent refusal.
 impl From<&str> for Refusal {
     fn from(reason: &str) -> Refusal {
         reason.to_owned().into()
@@ -351,33 +350,33 @@ pub trait Connecting: Send {
     /// The endpoint that it becomes.
     type Endpoint: Endpoint;
 
-    /// Moves the handshake on. Never blocks. After `Ready` it must not be polled again.
+    /// Drives the handshake forward. Never blocks. After `Ready` it must not be polled again.
     fn poll(&mut self, now: Instant) -> Poll<Result<(Self::Endpoint, Received), ConnectError>>;
 
-    /// True once the peer's host has taken the connection: what is missing then is an answer of the process that
-    /// listens. False while the host has not answered at all.
+    /// True once the peer's host has accepted the connection: only the answer of the listening process is missing then.
+    /// False while the host has not answered at all.
     fn is_accepted(&self) -> bool {
         true
     }
 
-    /// The reason why the peer was told nothing so far, if this side's system does not let it for the moment. To poll
-    /// on tries again.
+    /// The reason why nothing was sent to the peer so far, if this side's system does not allow it at the moment. Each
+    /// poll tries again.
     fn held_up(&self) -> Option<ConnectError> {
         None
     }
 }
 
-/// What is left of a connection that was [closed](Endpoint::close). To drop it may take long, in any thread.
+/// The resources of a connection that was [closed](Endpoint::close). To drop them may take long, in any thread.
 pub type Remains = Box<dyn Send>;
 
-/// One connected peer. Dropping it ends the connection and frees whatever requests still owned.
+/// One connected peer. Dropping it ends the connection and frees the memory that requests still owned.
 pub trait Endpoint: Send {
-    /// Hands a batch over, in order, all or nothing. On a full queue nothing was posted: poll and try again.
+    /// Posts a batch, in order, all or nothing. If the queue is full, nothing was posted: poll and try again.
     fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError>;
 
     /// Takes the next completion, if there is one. Never blocks.
     ///
-    /// Requests complete in order of posting. Unsignalled ones are heard of only when they fail.
+    /// Requests complete in order of posting. Unsignalled requests have a completion only if they fail.
     fn poll(&mut self) -> Option<WorkCompletion>;
 
     /// Asks whether the peer is still there, as far as this side can tell at once. May cost a system call: for
@@ -387,7 +386,7 @@ pub trait Endpoint: Send {
     /// The peer's memory itself, where this transport shares it; `None` elsewhere, or if the slice was not granted.
     fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice>;
 
-    /// The same of memory that is on a GPU, where this process's GPU has it mapped.
+    /// The same for memory on a GPU, where this process's GPU has it mapped.
     fn map_on_gpu(&self, _remote: &RemoteSlice) -> Option<GpuSlice> {
         None
     }
@@ -410,23 +409,22 @@ pub trait Endpoint: Send {
     /// that computes.
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError>;
 
-    /// The owner gives a peer up that is silent for so long. A transport that ends connections to silent peers by
-    /// itself waits as long from now on, up to a bound of its own within which it notices that a host is gone.
+    /// Sets the time of silence after which the owner evicts a peer. A transport that ends connections to silent peers
+    /// by itself waits as long from now on, up to a bound of its own within which it notices that a host is gone.
     fn allow_silence(&mut self, _lease: Duration) {}
 
-    /// Has the transport count the peer's heartbeats as they arrive, where it can. They may then be stored later,
-    /// several at once, and the last ones not at all.
+    /// Lets the transport count the peer's heartbeats as they arrive, if it can. It may then store them later, several
+    /// at once, and the last ones not at all.
     fn count_arrivals(&mut self) {}
 
-    /// A number that is another one after heartbeats of the peer have arrived, where the transport counts them, and
-    /// else stays. What arrives before a question whether the listener [has caught up](Listener::has_caught_up) is
-    /// counted by the time that it is answered.
+    /// A number that changes when heartbeats of the peer arrive, and only then, where the transport counts them. A
+    /// heartbeat that arrives before [`Listener::has_caught_up`] is asked is counted by the time that it returns true.
     fn arrivals(&self) -> Option<u64> {
         None
     }
 
-    /// Wakes a peer that has connected to be woken ([`Transport::connect_to_be_woken`]). Never waits for the peer, and
-    /// cannot fail.
+    /// Wakes a peer that has connected by [`Transport::connect_to_be_woken`]. Never waits for the peer, and cannot
+    /// fail.
     fn wake(&mut self) {}
 
     /// The descriptor at which a wake-up by the peer arrives, where the peer does not reach the doorbell itself. A
@@ -435,18 +433,18 @@ pub trait Endpoint: Send {
         None
     }
 
-    /// Takes in what has come at [`wake_fd`](Self::wake_fd). [`poll`](Self::poll) may do it as well, and then rings the
-    /// doorbell.
+    /// Reads the wake-ups that have arrived at [`wake_fd`](Self::wake_fd). [`poll`](Self::poll) may do it as well, and
+    /// then rings the doorbell.
     fn hear_wake(&mut self) {}
 
-    /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that says why. It
-    /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can
-    /// still read memory that says as much has nothing to send.
+    /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that gives the
+    /// reason. The code arrives before the end of the connection does, unless the network loses it. A transport over
+    /// which the peer can still read the reason in memory sends nothing.
     ///
-    /// By RDMA the peer reaches nothing from then on. Over TCP that is so once the thread that serves it has heard of
-    /// it, for which this does not wait. Over shared memory the peer's process reaches what it was granted for as long
-    /// as it has that mapped. So memory that a peer may write is granted to no other one later. What takes long to undo
-    /// is returned: the caller drops it in a thread that serves no other peer.
+    /// By RDMA the peer reaches no memory from then on. Over TCP it reaches none once the thread that serves it has
+    /// noticed the end, for which this does not wait. Over shared memory the peer's process reaches the granted memory
+    /// for as long as it has it mapped. So memory that one peer may write is never granted to another peer later. The
+    /// resources that take long to free are returned: the caller drops them in a thread that serves no other peer.
     fn close(self, _code: u64) -> Option<Remains>
     where
         Self: Sized,

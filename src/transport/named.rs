@@ -28,7 +28,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 
 /// One address behind which several publishers serve a table each, by name. Each has versions, readers and settings of
-/// its own; what they share is the listener.
+/// its own; they share the listener.
 ///
 /// ```
 /// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
@@ -83,7 +83,7 @@ impl<T: Transport + Clone> Tables<T> {
     }
 
     /// The transport for a [`Publisher`](crate::node::Publisher) or a [`Relay`](crate::node::Relay) that serves the
-    /// table of this name, at whatever address it is told to listen at. No two serve one name at once.
+    /// table of this name, whatever address it is told to listen at. No two of them serve one name at once.
     pub fn named(&self, name: &str) -> Named<T> {
         let hub = Some(Arc::clone(&self.hub));
         Named { transport: self.transport.clone(), name: name.into(), hub }
@@ -291,12 +291,12 @@ impl<T: Transport> Listener for NamedListener<T> {
     }
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
-        // What is done for one of those that share it would wake any of them.
+        // A notification for one of the publishers that share the listener would wake any of them.
         if self.is_shared { Ok(false) } else { self.hub.lock().listener.be_notified() }
     }
 
     fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
-        // Nor can they tell whom a peer arrives for.
+        // Nor can the listener tell which of them a peer arrives for.
         if self.is_shared { None } else { self.hub.lock().listener.watch_arrivals() }
     }
 
@@ -377,7 +377,7 @@ fn split(bytes: &[u8]) -> Result<(&str, &[u8]), &'static str> {
     Ok((name.ok_or("the name of its table is none")?, message))
 }
 
-/// Splits whatever `bytes` are, and checks what came out.
+/// Splits arbitrary `bytes`, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_name(bytes: &[u8]) {
     let Ok((name, message)) = split(bytes) else { return };

@@ -1,21 +1,21 @@
-//! The word by which a thread parks, and others find out whether it takes a system call to wake it.
+//! The word by which a thread parks, and by which other threads find out whether to wake it takes a system call.
 //!
-//! Those who wake the thread store what they have for it, and then notify. The thread looks for such things, parks, and
-//! takes the notification back before it looks again. The word has one of three states, as that of the standard
-//! library's parked threads:
+//! A notifier stores its data for the thread, and then notifies. The thread looks for data, parks, and takes the
+//! notification back before it looks again. The word has one of three states, as the word of the standard library's
+//! parked threads has:
 //!
 //! - `EMPTY`: the thread is awake, and was not notified since it took the last notification,
-//! - `PARKED`: it sleeps, or is about to: the first who notifies it makes the system call, and no other does,
+//! - `PARKED`: it sleeps, or is about to: the first notifier makes the system call, and no other does,
 //! - `NOTIFIED`: it looks again before it sleeps.
 //!
-//! Since it is one word, a notification between the last look and the sleep is never lost: parking fails then. One who
-//! finds `NOTIFIED` there leaves the word as it is, so that those who notify a thread which does not sleep share the
-//! cache line. That is Dekker's pattern: they store and look at the word, the thread takes the notification and looks
-//! at what they stored, each with a full fence in between. Either the thread sees what was stored, or they see that the
-//! notification was taken, and leave another one (`notify_fence`, `take_fence`).
+//! Since it is one word, a notification between the last look and the sleep is never lost: parking fails then. A
+//! notifier that finds `NOTIFIED` there leaves the word as it is, so that notifiers of a thread which does not sleep
+//! share the cache line. This is Dekker's pattern: a notifier stores its data and looks at the word, the thread takes
+//! the notification and looks at the data, each with a full fence in between. Either the thread sees the data, or the
+//! notifier sees that the notification was taken, and leaves another one (`notify_fence`, `take_fence`).
 //!
-//! The word may lie in memory that other processes share. One that dies between its notification and the system call,
-//! or stores what it likes, costs the thread a sleep to its end, or keeps it from sleeping.
+//! The word may lie in memory that other processes share. A process that dies between its notification and the system
+//! call, or stores arbitrary values, costs the thread a sleep to its end, or keeps it from sleeping.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 

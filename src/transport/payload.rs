@@ -11,7 +11,7 @@ use crate::cuda::Gpu;
 use crate::cuda::{GpuMemory, GpuSlice};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 
-/// Memory for payloads of this process. No processor reads or writes what is on a GPU.
+/// Memory for payloads of this process. No processor reads or writes memory on a GPU.
 #[derive(Clone, Debug)]
 pub enum PayloadMemory {
     /// Registered host memory.
@@ -85,7 +85,7 @@ pub struct GpuGrant {
     pub at: usize,
     /// All of it.
     pub memory: GpuMemory,
-    /// What the peer may do.
+    /// The peer's rights.
     pub access: Access,
 }
 
@@ -170,7 +170,7 @@ impl PayloadSlice {
         }
     }
 
-    /// What an operation made by [`read`](Self::read) or [`write`](Self::write) was made of.
+    /// Returns the slice that an operation of [`read`](Self::read) or [`write`](Self::write) was made of.
     #[inline]
     pub fn of(operation: Operation) -> Option<PayloadSlice> {
         match operation {

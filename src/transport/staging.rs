@@ -20,8 +20,8 @@ use crate::mem::{HostMemory, LocalSlice, MemoryRegion, OutOfBounds, PAGE_SIZE};
 /// The bytes of a block where payloads are not shorter.
 const BLOCK_BYTES: usize = 2 << 20;
 
-/// Blocks of one side of a connection, where the user says nothing, and what the user may say: one is copied while
-/// another one is sent.
+/// The default number of blocks of one side of a connection, and the numbers that the user may choose: one block is
+/// copied while another one is sent.
 const BLOCKS: usize = 8;
 const BLOCKS_ALLOWED: RangeInclusive<usize> = 2..=128;
 
@@ -41,7 +41,7 @@ fn blocks_of(text: &str) -> usize {
     blocks.unwrap_or(BLOCKS)
 }
 
-/// What carries the pieces of requests between blocks and a peer, in order. It completes each signalled request once.
+/// A lane carries the pieces of requests between blocks and a peer, in order. It completes each signalled request once.
 pub(super) trait StagedLane {
     /// How many bytes from the begin of this memory of a GPU the lane carries with one request and without blocks; none
     /// if it takes blocks.
@@ -52,7 +52,7 @@ pub(super) trait StagedLane {
         Ok(0)
     }
 
-    /// Has later work of the GPU see what the lane has written to its memory itself.
+    /// Makes the lane's own writes to the GPU's memory visible to later work of the GPU.
     ///
     /// # Errors
     /// The driver refuses.
@@ -92,8 +92,8 @@ pub(super) struct StagingBlocks {
 }
 
 impl StagingBlocks {
-    /// Blocks for memory of up to `longest` bytes, which `register` makes known to what carries them. The log tells the
-    /// `reason` why the network does not reach the GPU.
+    /// Blocks for memory of up to `longest` bytes, which `register` registers with the lane's transport. The log has
+    /// the `reason` why the network does not reach the GPU.
     ///
     /// # Errors
     /// There is no memory for them.
@@ -176,7 +176,7 @@ impl StagedCopy {
         if mutant!("staged_copy_done_at_once") { Ok(true) } else { self.tickets.are_done() }
     }
 
-    /// What tells that.
+    /// The tickets of these copies.
     pub(super) fn tickets(&self) -> &Tickets {
         &self.tickets
     }

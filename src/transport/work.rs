@@ -99,7 +99,7 @@ pub enum Operation {
         /// To there.
         remote: RemoteSlice,
     },
-    /// Adds to a word of the peer; what it was before comes into `local`.
+    /// Adds to a word of the peer; its old value is stored in `local`.
     FetchAdd {
         /// Gets the old value.
         local: LocalSlice,
@@ -108,7 +108,7 @@ pub enum Operation {
         /// The number to add.
         add: u64,
     },
-    /// Stores `swap` into a word of the peer if it equals `compare`; what it was before comes into `local`.
+    /// Stores `swap` into a word of the peer if it equals `compare`; its old value is stored in `local`.
     CompareSwap {
         /// Gets the old value.
         local: LocalSlice,

@@ -127,7 +127,7 @@ fn launcher(names: &Names, env: &impl Fn(&str) -> Option<String>) -> Result<Opti
         (Some(rank), None) => {
             return Err(LaunchError::Partial { present: rank.to_string(), missing: names.world[0] });
         }
-        // Slurm's sizes are those of the job, too.
+        // Slurm sets the sizes of the whole job, too.
         (None, Some(_)) if source == Source::Slurm => return Ok(None),
         (None, Some(world)) => {
             return Err(LaunchError::Partial { present: world.to_string(), missing: names.rank });
@@ -255,7 +255,7 @@ impl Told {
         Ok(Some(Claim { rank, world, local_rank, local_world: None, source }))
     }
 
-    /// Beside what the launcher says.
+    /// The claim of a process that has flags or variables of its own beside those of a launcher.
     fn beside(
         &self,
         claim: Claim,

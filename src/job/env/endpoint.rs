@@ -3,9 +3,9 @@
 //! The host: this one, by its loopback address, if all processes are here; else `MASTER_ADDR`; else the first host of
 //! Slurm's list, where Slurm puts rank 0 unless told otherwise.
 //!
-//! The port is one of [`PORTS`], chosen by what tells the job from others on its hosts, so that all ranks choose the
-//! same and two jobs seldom do. It is never `MASTER_PORT` itself, where torchrun's agent listens already, nor one more
-//! or less, which is where the next job's agent tends to listen.
+//! The port is one of [`PORTS`], derived from the variables that tell the job from other jobs on its hosts, so that all
+//! ranks choose the same port and two jobs seldom do. It is never `MASTER_PORT` itself, where torchrun's agent listens
+//! already, nor a port next to it, where the next job's agent tends to listen.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,7 +19,7 @@ use super::slurm::first_host;
 use super::{LaunchError, Source};
 use crate::diagnostic::{Diagnostic, remedy_of};
 
-/// The ports that a rendezvous is derived in: below those that Linux hands out to clients (from 32768), away from
+/// The range of the derived rendezvous ports: below the ports that Linux gives to clients (from 32768), away from
 /// Slurm's own (6817 and 6818, srun's 60001 on) and from torchrun's usual 29400 and 29500.
 pub const PORTS: Range<u16> = 20480..24576;
 

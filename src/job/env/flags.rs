@@ -20,7 +20,7 @@ pub struct LaunchFlags {
 }
 
 impl LaunchFlags {
-    /// Returns the rendezvous, if the flag or its variable names one: all that a process without a rank needs.
+    /// Returns the rendezvous, if the flag or its variable names one: a process without a rank needs no more.
     pub fn rendezvous(
         &self,
         env: impl Fn(&str) -> Option<String>,

@@ -41,7 +41,7 @@ use claims::Claim;
 
 /// The rank of a process in its job, and where it meets the others.
 ///
-/// The default is that of a process that is alone in its job. A program that is told its rank by its user, and not by a
+/// The default describes a process that is alone in its job. A program that gets its rank from its user, and not from a
 /// launcher, fills in the rest:
 ///
 /// ```

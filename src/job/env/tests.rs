@@ -45,7 +45,7 @@ const SBATCH: &str = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS
 const MPIRUN: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
     OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_MCA_ess_base_jobid=205586433 PMIX_NAMESPACE=205586433 PMIX_RANK=1";
 
-/// As MPICH 4.0's Hydra sets them, with what `environment` adds.
+/// The variables as MPICH 4.0's Hydra sets them, and those of `environment`.
 const HYDRA: &str = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_FD=8 HYDI_CONTROL_FD=7 \
     HYDRA_CONTROL_PORT=node1:39979";
 
@@ -202,7 +202,7 @@ fn a_rendezvous_alone_gives_no_rank_and_is_still_told() {
 #[test]
 fn pmix_takes_the_size_from_a_flag() {
     assert!(refused("PMIX_RANK=1 PMIX_NAMESPACE=a").contains("set --world-size"));
-    // The size of a step is not that of a job that was started within it.
+    // The size of a Slurm step is not the size of a job that was started within it.
     assert!(refused(&format!("{} PMIX_RANK=0", SRUN)).contains("set --world-size"));
     let told = "PMIX_RANK=1 PMIX_NAMESPACE=a SLACKLINE_WORLD_SIZE=2 SLACKLINE_RENDEZVOUS=a:1";
     assert_eq!(summary(&placed(told)), "PMIx: 1/2, here ?/?, a:1");

@@ -53,8 +53,8 @@ pub enum HubEvent {
 /// The rendezvous of a job. Driven by [`poll`](Self::poll), which never waits.
 ///
 /// Unauthenticated connections cost little: a poll accepts at most [`MAX_PENDING_HANDSHAKES`], as many are greeted at a
-/// time, each for at most [`HANDSHAKE_TIMEOUT`], and with more one of those that have sent the least is dropped: the
-/// new one itself, if it alone has sent nothing.
+/// time, each for at most [`HANDSHAKE_TIMEOUT`]. If there are more, a connection that has sent the least is dropped:
+/// the new one itself, if it alone has sent nothing.
 ///
 /// [`MAX_PENDING_HANDSHAKES`]: crate::transport::MAX_PENDING_HANDSHAKES
 /// [`HANDSHAKE_TIMEOUT`]: crate::transport::HANDSHAKE_TIMEOUT
@@ -163,8 +163,8 @@ impl Hub {
         self.newcomers.refused()
     }
 
-    /// Moves everything on without waiting, and takes the next event. `None` comes once each member was listened to
-    /// once, whatever else they have to say: members that go on talking hold no caller.
+    /// Drives all connections without waiting, and takes the next event. It returns `None` once it has read each member
+    /// once, even if more bytes wait: members that send without pause do not hold the caller.
     pub fn poll(&mut self) -> Option<HubEvent> {
         if self.events.is_empty() && !self.has_looked {
             self.has_looked = true;
@@ -203,7 +203,7 @@ impl Hub {
         let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
     }
 
-    /// Accepts connections, and lets those in that have introduced themselves.
+    /// Accepts connections, and admits the processes that have introduced themselves.
     fn greet(&mut self) {
         let (address, now) = (self.address, now());
         let identity = Identity { role: 0, rank: Some(0), epoch: self.epoch };
@@ -261,7 +261,7 @@ impl Hub {
         };
         let role_rank = introduction.role_rank.unwrap_or_else(lowest_free);
         if limit.is_some_and(|limit| role_rank >= limit) {
-            // One that is gone may not have been noticed yet.
+            // The loss of a member may not have been noticed yet.
             let again = introduction.role_rank.is_none();
             return Err((format!("the job has ranks for {} {role}s", limit.unwrap_or(0)), again));
         }
@@ -317,8 +317,8 @@ impl Hub {
         });
     }
 
-    /// Tells all members that are in. One that has not taken the last list yet is told the newest later: lists do not
-    /// pile up for a process that reads nothing.
+    /// Sends the list of members to all of them. A member that has not received the last list yet gets the newest one
+    /// later: lists do not pile up for a process that reads nothing.
     fn tell(&mut self) {
         if self.changed && self.told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
             self.changed = false;
@@ -339,7 +339,7 @@ impl Hub {
         }
     }
 
-    /// Says something to one member. One that is gone or does not listen leaves with the next events.
+    /// Sends a message to one member. A member that is gone or does not read leaves with the next events.
     ///
     /// # Panics
     /// If the message is longer than [`MAX_MESSAGE_BYTES`](super::MAX_MESSAGE_BYTES).
@@ -367,8 +367,8 @@ impl Hub {
     /// Ends the meeting: sends `message` to every member, also to one that joins meanwhile, and waits until each of
     /// them has closed its connection, at most `timeout`.
     ///
-    /// Without that wait a member that is slow to read may lose the message: what is not sent yet is discarded with
-    /// the hub, and a socket that is closed with unread input resets its connection.
+    /// Without that wait a member that is slow to read may lose the message: bytes that are not sent yet are discarded
+    /// with the hub, and a socket that is closed with unread input resets its connection.
     ///
     /// # Panics
     /// If the message is longer than [`MAX_MESSAGE_BYTES`](super::MAX_MESSAGE_BYTES).

@@ -17,7 +17,7 @@ use crate::transport::Address;
 /// answered. Each try costs it a handshake, and many may try.
 const TRY_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// The longest time to wait for a connection to one of several addresses: the network may drop what is sent to it.
+/// The longest time to wait for a connection to one of several addresses: the network may drop packets to it.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
 /// Events that a member is told of.
@@ -206,9 +206,9 @@ enum JoinFailure {
     Unanswered,
 }
 
-/// What came of the tries to join.
+/// The outcomes of the attempts to join.
 struct Tries {
-    /// The outcome of the last one that says something.
+    /// The outcome of the last attempt that tells a cause.
     last: String,
     /// The last refusal, and the address at which rank 0 listens.
     refusal: Option<(SocketAddr, String)>,
@@ -281,7 +281,7 @@ fn join_at(
 
 fn wait(channel: &Channel, timeout: Duration, wake: Option<BorrowedFd<'_>>) {
     let flags = if channel.waits_to_send() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-    // One that is not connected yet may have to be dialled again.
+    // A channel that is not connected yet may have to be dialled again.
     let timeout = if channel.is_open() { timeout } else { timeout.min(Duration::from_millis(20)) };
     let timeout = rustix::time::Timespec {
         tv_sec: timeout.as_secs() as i64,

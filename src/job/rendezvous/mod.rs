@@ -4,7 +4,7 @@
 //! an authenticated channel and tells its role and its host. It is told which other processes are in and where they
 //! listen. From that, [`choose`](super::choose::choose) picks for each pair the best way to reach each other. The
 //! job's own messages (its configuration, how it gets on) travel on the same channels. Members may join late and
-//! leave; one that returns has a new generation. No other service is needed.
+//! leave; a member that returns has a new generation. No other service is needed.
 //!
 //! ```
 //! use std::time::Duration;

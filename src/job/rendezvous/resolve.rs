@@ -32,9 +32,9 @@ pub(super) fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr
     }
 }
 
-/// Returns the address at which rank 0 listens where the others meet it at `HOST:PORT`: one that other hosts reach, if
-/// the name has one. It asks for the name as a process that joins does, until `deadline`. Unless all processes are
-/// known to be on one host (`is_one_host`), a name that leads to this host alone is an error.
+/// Returns the address at which rank 0 listens where the others meet it at `HOST:PORT`: an address that other hosts
+/// reach, if the name has one. It resolves the name as a process that joins does, until `deadline`. Unless all
+/// processes are known to be on one host (`is_one_host`), a name that leads to this host alone is an error.
 ///
 /// # Errors
 /// [`RendezvousError::Resolve`], [`RendezvousError::OnlyHere`].

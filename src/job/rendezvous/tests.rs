@@ -71,7 +71,7 @@ fn a_member_that_goes_on_talking_holds_no_caller() {
     let is_stopped = stop.clone();
     let talk = std::thread::spawn(move || {
         while !is_stopped.load(std::sync::atomic::Ordering::Relaxed) && member.say(b"again").is_ok() {
-            // What the hub tells is read, or the connection would fill.
+            // The hub's messages are read, or the connection would fill.
             while member.poll().is_ok_and(|event| event.is_some()) {}
         }
     });
@@ -322,7 +322,7 @@ fn a_member_that_joins_while_a_hub_closes_is_told_the_cause() {
     end.join().unwrap();
 }
 
-/// A connection that has begun to say something: the system keeps those that have not from the hub.
+/// A connection that has sent its first bytes: the system does not show silent connections to the hub.
 fn begin(hub: &Hub) -> TcpStream {
     let mut stream = TcpStream::connect(hub.address()).unwrap();
     stream.write_all(b"s").unwrap();

@@ -30,7 +30,7 @@ pub(super) enum ToHub {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum FromHub {
-    /// The member is in. `was_up` says whether one that had its rank before has announced addresses.
+    /// The member is in. `was_up` says whether an earlier process of its rank has announced addresses.
     Welcome { id: MemberId, role_rank: u32, generation: u64, was_up: bool, epoch: u64 },
     /// The process is not let in. `again` says whether it is worth trying again.
     Refuse { reason: String, again: bool },
@@ -45,13 +45,13 @@ pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(message).expect("messages always serialise")
 }
 
-/// A message that is what it should be, or nothing.
+/// A well-formed message within its bounds, or `None`.
 pub(super) fn decode<M: DeserializeOwned + Sound>(bytes: &[u8]) -> Option<M> {
     let (message, rest) = postcard::take_from_bytes::<M>(bytes).ok()?;
     (rest.is_empty() && message.is_sound()).then_some(message)
 }
 
-/// Whether what another process said is within its bounds.
+/// Whether a message of another process is within its bounds.
 pub(super) trait Sound {
     fn is_sound(&self) -> bool;
 }
@@ -93,7 +93,7 @@ impl Sound for FromHub {
     }
 }
 
-/// Decodes whatever `bytes` are as a message to and from a hub, and checks what came out.
+/// Decodes arbitrary `bytes` as a message to and from a hub, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_messages(bytes: &[u8]) {
     fn shown(text: &str) {

@@ -22,8 +22,8 @@ pub(super) fn open(
 }
 
 /// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT` and `_ORDER` override the choice of the
-/// device and its settings; `_GID_INDEX`, `_MTU`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are those
-/// of the way, and `_RELAXED_ORDERING` says how the device writes payloads. Where one of the latter two kinds is not
+/// device and its settings; `_GID_INDEX`, `_MTU`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` set the
+/// path, and `_RELAXED_ORDERING` says how the device writes payloads. Where one of the latter two kinds is not
 /// set, the variables of NCCL and UCX that mean the same are taken.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub struct Origins {
     pub timeout: Option<&'static str>,
     /// Of the number of times that it does.
     pub retries: Option<&'static str>,
-    /// Of the order in which a device is taken to apply what peers write.
+    /// Of the order in which a device is assumed to apply the writes of peers.
     pub order: Option<&'static str>,
     /// Of relaxed ordering.
     pub relaxed_ordering: Option<&'static str>,
@@ -143,11 +143,11 @@ const RELAXED_ORDERING: [&str; 3] =
     ["SLACKLINE_RDMA_RELAXED_ORDERING", "NCCL_IB_PCI_RELAXED_ORDERING", "UCX_IB_PCI_RELAXED_ORDERING"];
 const RETRIES: [&str; 3] = ["SLACKLINE_RDMA_RETRIES", "NCCL_IB_RETRY_CNT", "UCX_RC_RETRY_COUNT"];
 
-/// What UCX says, in letters of either case, where it has a choice of its own.
+/// The values, in letters of either case, by which UCX leaves a choice to itself.
 const LEFT_OPEN: [&str; 6] = ["", "auto", "inf", "default", "try", "maybe"];
 
 /// The number in the first of these variables that is set, decimal or, after `0x`, hexadecimal, and the name of that
-/// variable. What [leaves the choice open](LEFT_OPEN), in variables of NCCL also -1, is taken for nothing.
+/// variable. A value that [leaves the choice open](LEFT_OPEN), in variables of NCCL also -1, counts as not set.
 fn number<N: TryFrom<u32>>(
     variable: &dyn Fn(&str) -> Option<String>,
     names: &[&'static str],

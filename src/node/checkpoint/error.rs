@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use crate::diagnostic::{Diagnostic, remedy_of};
 
-/// A checkpoint that cannot be written or used. The error says which file it is, what is wrong and what to do about
-/// it.
+/// A checkpoint that cannot be written or used. The error names the file, the defect and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -48,7 +47,7 @@ pub enum CheckpointError {
         /// The time for which the lock was waited for.
         waited: Duration,
     },
-    /// The parameters are not finite: the checkpoint would be of no use, and would replace one that is.
+    /// The parameters are not finite: the checkpoint would be useless, and would replace a useful one.
     #[error(
         "{}: the checkpoint is not written: the parameters are not finite since version {since}; {}",
         file.display(), remedy_of(self)

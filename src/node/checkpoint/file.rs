@@ -30,7 +30,7 @@ pub(super) fn previous(file: &Path) -> Result<PathBuf, CheckpointError> {
     beside(file, ".previous")
 }
 
-/// Writes a checkpoint; the one that is there becomes the previous one. `tensors` are the parameters and the
+/// Writes a checkpoint; the existing one becomes the previous one. `tensors` are the parameters and the
 /// optimiser's states.
 ///
 /// The file is whole or as it was: it is made under another name in the same folder, brought to the disk and then
@@ -38,7 +38,7 @@ pub(super) fn previous(file: &Path) -> Result<PathBuf, CheckpointError> {
 /// file, and [`read`] takes the previous one.
 ///
 /// # Errors
-/// Beside those of the system, [`CheckpointError::Superseded`] if the file has another owner than the incarnation of
+/// The errors of the system, and [`CheckpointError::Superseded`] if the file has another owner than the incarnation of
 /// the header: nothing is renamed then.
 pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result<(), CheckpointError> {
     let (partial, previous) = (partial(file, header.epoch)?, previous(file)?);
@@ -52,8 +52,8 @@ pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result
     };
     let failed = |source| CheckpointError::Write { file: file.to_owned(), source };
     let written = write_through(&partial, &bytes, tensors);
-    // Asked before the write is looked at: a new owner removes what others have not finished, which some file systems
-    // answer with an error of the write.
+    // The owner is checked before the result of the write: a new owner removes unfinished files of others, and on some
+    // file systems the write then fails.
     let renamed =
         owner::hold(file, header.epoch).and_then(|_held| written.and_then(|()| rename()).map_err(failed));
     if renamed.is_err() {
@@ -63,8 +63,8 @@ pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result
     renamed.and_then(|()| sync_folder(file).map_err(failed))
 }
 
-/// Gives a file that was found damaged another name, for people who look for the cause. One that was damaged earlier
-/// goes. Only under the lock of the record: another incarnation may have written a good one meanwhile, which stays.
+/// Gives a damaged file another name, for people who look for the cause. It replaces an earlier damaged file. Only
+/// under the lock of the record: another incarnation may have written a good file meanwhile, which stays.
 pub(super) fn set_damaged_aside(file: &Path) -> Result<(), CheckpointError> {
     match read_one(file) {
         Err(CheckpointError::Damaged { .. } | CheckpointError::Foreign { .. }) => {}
@@ -78,7 +78,7 @@ pub(super) fn set_damaged_aside(file: &Path) -> Result<(), CheckpointError> {
     renamed.map_err(|source| CheckpointError::Write { file: file.to_owned(), source })
 }
 
-/// Does with a small file all that [`write`] does, and removes it.
+/// Does all steps of [`write`] with a small file, and removes it.
 pub(super) fn try_folder(file: &Path) -> Result<(), CheckpointError> {
     let (trial, tried) = (beside(file, ".trial")?, beside(file, ".tried")?);
     // Two that try one folder take turns.
@@ -126,7 +126,7 @@ pub(super) fn folder(file: &Path) -> &Path {
 pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let error = match read_one(path) {
         Ok(checkpoint) => return Ok(checkpoint),
-        // These files are as they should be, or may be: an earlier one would not be what is wanted.
+        // These files may be good: an earlier checkpoint would be the wrong one.
         Err(
             error @ (CheckpointError::Format { .. }
             | CheckpointError::Memory { .. }
@@ -154,7 +154,7 @@ pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
     Ok(Checkpoint { instead_of: Some(Arc::new(error)), ..earlier })
 }
 
-/// Reads one file. Nothing that it can hold makes this panic or ask for more memory than the file is long.
+/// Reads one file. No content makes this panic or allocate more memory than the file is long.
 fn read_one(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = path.to_owned();
     // To open a named pipe would wait for a process that writes to it.

@@ -1,7 +1,7 @@
 //! The bytes of the file: safetensors, so that every framework reads the parameters.
 //!
-//! `docs/checkpoints.md` has the format. What is not a tensor is one JSON object in the metadata, for people to read; a
-//! CRC-64 over it and all tensors stands beside it.
+//! `docs/checkpoints.md` has the format. All fields that are not tensors are one JSON object in the metadata, for
+//! people to read; beside it is a CRC-64 over it and all tensors.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read};
@@ -47,7 +47,7 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// Only what tells one format from another.
+/// The field alone that tells one format from another.
 #[derive(Deserialize)]
 struct Format {
     format: u32,
@@ -136,7 +136,7 @@ pub(super) fn parse(mut source: impl Read, length: u64, path: &Path) -> Result<C
     Ok(Checkpoint { file: path.to_owned(), header, parameters, states, instead_of: None })
 }
 
-/// The checksum of the entry alone, and what it must be with all tensors.
+/// The checksum of the entry alone, and the expected checksum with all tensors.
 struct Checksum {
     begin: u64,
     expected: u64,

@@ -14,7 +14,7 @@ use crate::mem::VolatileSlice;
 use crate::node::taken::Applied;
 use crate::table::{ElementType, Table};
 
-/// Reads whatever `bytes` are as a checkpoint, and checks what came out.
+/// Reads arbitrary `bytes` as a checkpoint, and checks the result.
 pub(crate) fn fuzz_file(bytes: &[u8]) {
     let Ok(read) = parse(bytes, bytes.len() as u64, Path::new("x")) else { return };
     let elements = (read.header.range[1] - read.header.range[0]) as usize / 4;
@@ -43,7 +43,7 @@ pub(crate) fn fuzz_forged(bytes: &[u8]) {
     let Ok(entry) = serde_json::to_string(&header) else { return };
     let mut checksum = crc64(VolatileSlice::from_ref(entry.as_bytes()), 0);
     checksum = crc64(VolatileSlice::from_ref(payload), checksum);
-    // The tensors that the header promises, or those that the payload has room for.
+    // The tensors that the header promises, or the ones that the payload has room for.
     let count = usize::from(states % 4) + 1;
     let promised = header.range[1].wrapping_sub(header.range[0]) as usize;
     let len = if lengths & 1 == 0 { promised } else { payload.len() / count / 4 * 4 };

@@ -25,7 +25,7 @@ pub(super) struct Header {
     pub(super) epoch: u64,
     #[serde(deserialize_with = "scheme_text")]
     pub(super) scheme: String,
-    /// The text of what the scheme has learned, if it has. Files from before it was kept lack it.
+    /// The learned state of the scheme, as text, if there is one. Older files lack it.
     #[serde(default)]
     pub(super) learned: Option<String>,
     pub(super) optimizer: Optimizer,

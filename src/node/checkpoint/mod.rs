@@ -1,8 +1,9 @@
 //! Checkpoints: one shard on the disk, whole, so that a server which died goes on in another incarnation.
 //!
 //! A server with [`CheckpointOptions`] writes its shard on request and every so many versions, by a thread of its own;
-//! [`Server::resume`](super::Server::resume) takes it up. What was applied after the last checkpoint is lost with the
-//! server, and nothing else: workers [`reconnect`](super::Worker::reconnect) and go on from the version they are told.
+//! [`Server::resume`](super::Server::resume) continues from it. Updates that were applied after the last checkpoint are
+//! lost with the server, and nothing else: workers [`reconnect`](super::Worker::reconnect) and continue from the
+//! version of the new server.
 
 mod error;
 #[cfg_attr(not(feature = "checkpoint"), path = "no_file.rs")]
@@ -79,8 +80,8 @@ impl Checkpoint {
     /// before it is read instead, and [`instead_of`](Self::instead_of) says so; not where the system does not read it.
     ///
     /// # Errors
-    /// [`CheckpointError`] says what is wrong with the file and what to do; it is [`CheckpointError::Missing`] where
-    /// there is neither the file nor the one before it.
+    /// [`CheckpointError`] names the defect of the file and the remedy; it is [`CheckpointError::Missing`] if neither
+    /// the file nor the previous one exists.
     pub fn read(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
         file::read(path.as_ref())
     }
@@ -179,7 +180,7 @@ impl Checkpoint {
         &self.header.scheme
     }
 
-    /// The text of what that scheme had learned.
+    /// The learned state of that scheme, as text.
     pub(super) fn learned(&self) -> Option<&str> {
         self.header.learned.as_deref()
     }

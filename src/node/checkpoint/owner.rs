@@ -1,4 +1,4 @@
-//! The incarnation that may write a checkpoint: the one that began last.
+//! The incarnation that may write a checkpoint: the last one that began.
 //!
 //! Beside the checkpoint `NAME` stands `NAME.owner` with the epoch of that incarnation. An incarnation writes its epoch
 //! there as it begins, and before it replaces the checkpoint it reads whether the epoch is still its own: a server that
@@ -31,8 +31,8 @@ const LOCK_WITHIN: Duration = Duration::from_secs(10);
 /// The time between two attempts to take it.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
-/// Makes the incarnation `epoch` the one that may write `file`, and removes what dead ones had not finished. If it
-/// found the file damaged and goes on from the one before, the file is set aside.
+/// Makes the incarnation `epoch` the owner that may write `file`, and removes the unfinished files of dead ones. If it
+/// found the file damaged and continues from the previous one, the file is set aside.
 pub(super) fn claim(file: &Path, epoch: u64, was_damaged: bool) -> Result<(), CheckpointError> {
     let mut record = lock(file)?;
     let claimed = write_epoch(&mut record.file, epoch).and_then(|()| remove_unfinished(file));
@@ -43,8 +43,8 @@ pub(super) fn claim(file: &Path, epoch: u64, was_damaged: bool) -> Result<(), Ch
 /// Takes the lock of the record for as long as the result is kept.
 ///
 /// # Errors
-/// [`CheckpointError::Superseded`] if another incarnation than `epoch` may write the file. One that finds no record,
-/// which a person may have removed, makes it again.
+/// [`CheckpointError::Superseded`] if another incarnation than `epoch` may write the file. If there is no record,
+/// because a person may have removed it, it is made again.
 pub(super) fn hold(file: &Path, epoch: u64) -> Result<LockedRecord, CheckpointError> {
     let mut record = lock(file)?;
     let held = match read_epoch(&mut record.file) {
@@ -84,7 +84,7 @@ impl Drop for LockedRecord {
     fn drop(&mut self) {
         // In a forked child it is the lock of the parent, which is still at work.
         if !self.guard.is_inherited() {
-            // One that cannot be given back ends with the last process that has the file open.
+            // A lock that cannot be released ends with the last process that has the file open.
             let _ = self.file.unlock();
         }
     }
@@ -121,7 +121,7 @@ fn has_no_locks(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(libc::ENOLCK)
 }
 
-/// The epoch in the record; none in one that was just made.
+/// The epoch in the record; `None` in a new record.
 fn read_epoch(record: &mut File) -> io::Result<Option<u64>> {
     let mut digits = [0; 16];
     record.rewind()?;
@@ -147,7 +147,7 @@ fn remove_unfinished(file: &Path) -> io::Result<()> {
         let entry = entry?;
         let found = entry.file_name();
         if found.as_encoded_bytes().strip_prefix(name).is_some_and(is_unfinished) {
-            // One that cannot be removed takes room, and harms nothing.
+            // A file that cannot be removed takes room, and does no harm.
             let _ = fs::remove_file(entry.path());
         }
     }

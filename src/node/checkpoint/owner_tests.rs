@@ -100,7 +100,7 @@ mod tests {
         for name in ["shard.partial", "shard.00000000000000ab.partial"] {
             fs::write(folder.path().join(name), "half").unwrap();
         }
-        // Those are not of this checkpoint.
+        // These files do not belong to this checkpoint.
         let others = ["other.00000000000000ab.partial", "shard-2.partial", "shard.new.partial"];
         for name in others {
             fs::write(folder.path().join(name), "half").unwrap();
@@ -132,7 +132,7 @@ mod tests {
     fn a_lock_that_was_given_back_is_free_though_a_forked_child_has_its_file() {
         let (_folder, file) = folder();
         let held = lock(&file).unwrap();
-        // What a child has that was forked now: another descriptor of the same open file.
+        // A child that is forked now has another descriptor of the same open file.
         let childs = held.open_file();
         drop(held);
         lock_within(&file, Duration::ZERO).expect("the lock is free");

@@ -43,7 +43,7 @@ pub(super) fn header() -> Header {
     }
 }
 
-/// Values of every kind, also those that are no numbers: what is there is kept to the bit.
+/// Values of every kind, also NaNs: each is kept to the bit.
 pub(super) fn tensors(header: &Header) -> Vec<Vec<u8>> {
     let elements = (header.range[1] - header.range[0]) / 4;
     let tensor = |which: u32| {
@@ -156,7 +156,7 @@ fn every_reader_of_safetensors_finds_the_parameters() {
 fn a_changed_byte_anywhere_is_noticed_or_changes_nothing() {
     let (_folder, file, bytes) = written();
     let expected = essence(&read(&file).unwrap());
-    // In the file as it is: one that is cut off and written again is on the disk before it is closed.
+    // In the existing file: a file that is truncated and written again is on the disk before it is closed.
     let opened = fs::OpenOptions::new().write(true).open(&file).unwrap();
     let mut unnoticed = 0;
     for (at, byte) in (0..).zip(bytes) {
@@ -264,7 +264,7 @@ fn what_was_not_finished_is_replaced_and_nothing_is_written_through_it() {
 #[test]
 fn a_write_that_fails_leaves_the_last_checkpoint_as_it_was() {
     let (folder, file, bytes) = written();
-    // A folder where the new file should go: nothing that a user could remove by accident stops it otherwise.
+    // A folder at the path of the new file: nothing else that a user could create by accident stops the write.
     let header = header();
     fs::create_dir(partial(&file, header.epoch).unwrap()).unwrap();
     let error = write(&file, &header, &tensors(&header)).unwrap_err();
@@ -299,7 +299,7 @@ fn the_checkpoint_before_is_kept_and_read_when_the_newest_is_unusable() {
     fs::remove_file(&file).unwrap();
     assert_eq!(read(&file).unwrap().version(), Version::new(77));
     assert!(Checkpoint::exists(&file));
-    // What cannot be used is not missing.
+    // A file that cannot be used is not missing.
     fs::write(&previous, "").unwrap();
     assert!(matches!(read(&file), Err(CheckpointError::Damaged { .. })));
     fs::remove_file(&previous).unwrap();
@@ -311,7 +311,7 @@ fn the_checkpoint_before_is_kept_and_read_when_the_newest_is_unusable() {
     let error = read(&file).unwrap_err();
     assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
     assert!(error.to_string().contains("no earlier one beside it can be read"), "{error}");
-    // Files of another format are what they should be: the one before is not taken for them.
+    // Files of another format are not damaged: the previous file is not used instead.
     write(&file, &newest(), &tensors(&header)).unwrap();
     write(&file, &Header { format: 9, ..header.clone() }, &tensors(&header)).unwrap();
     assert!(matches!(read(&file), Err(CheckpointError::Format { .. })));

@@ -1,7 +1,7 @@
 //! The thread that writes checkpoints while its server goes on.
 //!
 //! An order names the newest frame and the copies of the optimiser's state that belong to it. The thread copies
-//! them into memory of its own, lets go of them, and only then touches the disk. Until it has let go the server
+//! them into memory of its own, releases them, and only then touches the disk. Until it has released them the server
 //! writes neither: the frame is pinned, and a fold whose output would be that copy of the state waits. Only the
 //! thread that also gives the orders asks about the two, so one word is enough: the thread's release store after
 //! its last load of the frame, and the server's acquire load before its first store to it.
@@ -42,7 +42,7 @@ pub(in crate::node) struct CheckpointWrite {
     /// Gradients that were folded in, in all incarnations.
     pub(in crate::node) folded: u64,
     pub(in crate::node) applied: Applied,
-    /// The text of what the scheme has learned.
+    /// The learned state of the scheme, as text.
     pub(in crate::node) learned: Option<String>,
     /// The newest frame's payload, then the current states.
     pub(in crate::node) tensors: Vec<PayloadSlice>,
@@ -124,17 +124,18 @@ impl Checkpointer {
     }
 
     fn phase(&self) -> u8 {
-        // Acquire: all that the thread has read of the server's memory comes before what is written there next.
+        // Acquire: all reads of the server's memory by the thread precede the next writes there.
         self.shared.phase.load(Ordering::Acquire)
     }
 
-    /// Asks for one more checkpoint, to be begun as soon as the one that runs has ended.
+    /// Asks for one more checkpoint, which begins as soon as the running one has ended.
     pub(in crate::node) fn request(&mut self) {
         self.wanted = true;
     }
 
-    /// The server goes on at `version`, that of the server which decides for it, and versions are counted from there.
-    /// Where it had begun at another, the file on the disk bears that one, and the next is written at once.
+    /// The server continues at `version`, the version of the deciding server, and versions are counted from there. If
+    /// it had begun at another version, the file on the disk has that version, and the next checkpoint is written at
+    /// once.
     pub(in crate::node) fn go_on_at(&mut self, version: Version) {
         self.wanted |= self.every.is_some() && version != self.last;
         self.last = version;
@@ -183,7 +184,7 @@ impl Checkpointer {
         !self.wanted && self.phase() == IDLE
     }
 
-    /// The newest version that is safely on the disk, of those that this incarnation wrote.
+    /// The newest version of this incarnation that is safely on the disk.
     pub(in crate::node) fn written(&self) -> Option<Version> {
         self.shared.written.load(Ordering::Acquire).checked_sub(1).map(Version::new)
     }
@@ -229,7 +230,7 @@ impl Checkpointer {
 impl Drop for Checkpointer {
     fn drop(&mut self) {
         // The thread finishes its current checkpoint, so that no half of a file is left behind, and gets no more
-        // orders. One that was given up ends by itself, or with its process.
+        // orders. A thread that was given up ends by itself, or with its process.
         let orders = self.orders.take();
         match self.thread.take() {
             Some(thread) => _ = thread.end(move || drop(orders)),

@@ -1,8 +1,8 @@
 //! Gradients of a fold that hold a NaN or an infinity, found by a GPU.
 //!
 //! One gradient after the other is folded alone, a window at a time, with a weight so small that no finite element has
-//! a square that is not finite: what the fold measures is finite exactly where the window is. The parameters that these
-//! folds make are written to memory of the look's own, and never read.
+//! a square that is not finite: the measurement of the fold is finite exactly where the window is. The parameters that
+//! these folds compute are written to memory of the look's own, and never read.
 
 use std::collections::VecDeque;
 
@@ -30,7 +30,7 @@ pub(super) struct NonFiniteLook {
     scratch: GpuMemory,
     /// The gradient and the element that are to be looked at next.
     next: (usize, usize),
-    /// Windows that are under way, in order: the gradient of each, its ticket, and where it leaves what it finds.
+    /// Windows that are under way, in order: the gradient of each, its ticket, and the cell of its measurement.
     windows: VecDeque<(usize, Tickets, Option<usize>)>,
     cell: usize,
     /// For each gradient, whether a window so far is not finite.
@@ -58,7 +58,7 @@ impl NonFiniteLook {
         Ok(self.windows.is_empty())
     }
 
-    /// What the driver answers instead of telling whether a window is done.
+    /// The error of the driver when it was asked whether a window is done.
     pub(super) fn unanswered(&self) -> Option<GpuError> {
         self.windows.front().and_then(|(_, ticket, _)| ticket.unanswered())
     }

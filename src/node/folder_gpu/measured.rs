@@ -1,5 +1,5 @@
-//! Servers that measure gradients on a GPU, and leave out those that are not finite, over the scripted driver: no GPU
-//! is needed, and none is tested.
+//! Servers that measure gradients on a GPU, and leave out gradients that are not finite, over the scripted driver: no
+//! GPU is needed, and none is tested.
 
 #[cfg(test)]
 mod tests {

@@ -59,7 +59,7 @@ mod tests {
         (driver, gpu, transport)
     }
 
-    /// The regression of a sine on each worker's own half of the data: its gradient depends on all that was folded.
+    /// The regression of a sine on each worker's own half of the data: its gradient depends on all earlier folds.
     pub(in crate::node::folder_gpu) fn gradient(
         worker: usize,
         clock: usize,
@@ -307,7 +307,7 @@ mod tests {
         matches!(begun, Err(Error::Deadline { .. } | Error::Gpu(GpuError::NotCopied { .. })))
     }
 
-    /// Slots announce nothing, on a GPU either: parts of what is written there may go on any rail.
+    /// Slots announce nothing, on a GPU either: parts of a payload may go on any rail.
     #[cfg(feature = "verbs")]
     #[test]
     fn a_gradient_goes_to_a_gpu_on_all_rails() {
@@ -657,7 +657,7 @@ mod tests {
                     let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
                     assert!(is_typed, "call {failures}: {error}");
                 }
-                // What could not be given back, since that is what failed, is one thing.
+                // If the call that failed was to free a resource, this one resource is left.
                 assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
                 if !has_failed {
                     assert!(outcome.is_ok() && failures > 20, "{failures} calls");

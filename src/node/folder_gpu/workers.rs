@@ -1,5 +1,5 @@
-//! Workers of a server on a GPU, over the scripted driver: what is pushed to them, and a server that is restarted under
-//! them. No GPU is needed, and none is tested.
+//! Workers of a server on a GPU, over the scripted driver: pushes to them, and a server that is restarted under them.
+//! No GPU is needed, and none is tested.
 
 #[cfg(test)]
 mod tests {
@@ -18,7 +18,7 @@ mod tests {
     type Versions = BTreeMap<u64, Vec<u32>>;
 
     /// Two workers publish by turns, each gradient after the server has been asked for the version before. Returns the
-    /// versions of the server, and those that the workers were given.
+    /// versions of the server, and the versions that the workers got.
     fn take_turns<T: OfGpu>(mut server: Server<T>, workers: [T; 2]) -> (Versions, Versions) {
         const CLOCKS: usize = 4;
         let scheme = SchemeConfig::Essp { staleness: 1 };

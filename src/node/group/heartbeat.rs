@@ -17,7 +17,7 @@ pub(super) struct GroupHeartbeat {
 }
 
 struct HeartbeatShared {
-    /// The clock of the member: that of the process, or of its simulator.
+    /// The clock of the member: the process's, or its simulator's.
     runtime: Runtime,
     heartbeat_words: Mutex<Vec<Box<dyn HeartbeatWord>>>,
     /// The time of the last beat, in nanoseconds.

@@ -52,8 +52,8 @@ struct RankClaim<I> {
 struct Dial<T: Transport> {
     rank: usize,
     connecting: Option<T::Connecting>,
-    /// What the other member is to be granted. Memory takes long to register, so it stays until a process has been
-    /// reached, however often none is.
+    /// The memory to grant to the other member. It takes long to register, so it is kept over all attempts until one
+    /// has reached a process.
     inbox: Option<GroupInbox>,
     again_at: Instant,
     pause: Duration,
@@ -121,8 +121,8 @@ impl<T: Transport> GroupListener<T> {
         self.listener.address()
     }
 
-    /// Meets the others within `timeout`. `addresses` are those of all members, in order of rank. The members may
-    /// start in any order. A peer that does not belong to the group is refused and told why.
+    /// Meets the others within `timeout`. `addresses` are the addresses of all members, in order of rank. The members
+    /// may start in any order. A peer that does not belong to the group is refused and told why.
     ///
     /// # Errors
     /// [`Error::Option`]: there are more or fewer addresses than members. [`GroupError::Absent`]: members were not
@@ -173,7 +173,8 @@ impl<T: Transport> GroupListener<T> {
                         (dial.connecting, dial.again_at) = (None, now);
                         continue;
                     }
-                    // Maybe no process listens there yet, or one that is about to end; or no way leads here from there.
+                    // Maybe no process listens there yet, or a process that is about to end; or no path leads from
+                    // there to here.
                     let told = error.retry_after();
                     if !matches!(
                         &error,
@@ -338,7 +339,7 @@ impl<T: Transport> GroupListener<T> {
         let is_reached = connecting.is_accepted();
         let Poll::Ready(connected) = connecting.poll(now) else { return Ok(()) };
         dial.connecting = None;
-        // A process that was reached may know what it was granted.
+        // A process that was reached may know the granted memory.
         let inbox = if is_reached || connected.is_ok() { dial.inbox.take() } else { None };
         let (endpoint, received) = connected?;
         let Some(inbox) = inbox else { return Ok(()) };

@@ -1,7 +1,7 @@
-//! The memory that a member's parameters are in, the host's or a GPU's, and how the mean of a part comes there.
+//! The memory of a member's parameters, on the host or on a GPU, and the ways in which the mean of a part gets there.
 //!
-//! A processor copies and averages at once. A GPU takes a while, and no call here waits for it: what it was asked for
-//! is made once [`GroupMemory::is_quiet`] says so, and nothing that depends on it begins before.
+//! A processor copies and averages at once. A GPU takes a while, and no call here waits for it: its work is complete
+//! once [`GroupMemory::is_quiet`] returns true, and no step that depends on it begins before.
 
 use std::ops::Range;
 #[cfg(feature = "cuda")]
@@ -26,9 +26,9 @@ use crate::transport::{PayloadSlice, Transport};
 pub(super) struct GroupMemory {
     pub(super) buffers: GroupBuffers,
     pub(super) current: usize,
-    /// What GPUs were asked for.
+    /// The copies that were given to GPUs.
     pub(super) copies: Copies,
-    /// The fault of a GPU with which some of that was not made: what the parameters are is not known any more.
+    /// The fault of a GPU with which some of these failed: the content of the parameters is unknown from then on.
     #[cfg(feature = "cuda")]
     fault: OnceLock<GpuError>,
 }
@@ -68,7 +68,7 @@ impl GroupMemory {
 
     /// The parameters' values.
     pub(super) fn values(&self) -> Result<&[f32], Error> {
-        // What a GPU has copied is let go of.
+        // Complete copies of a GPU are released.
         self.is_quiet()?;
         match &self.buffers {
             GroupBuffers::Host(buffers) => buffers[self.current].f32s().ok_or(IN_FLIGHT),
@@ -102,8 +102,8 @@ impl GroupMemory {
         self.current = 1 - self.current;
     }
 
-    /// True once all that GPUs were asked for is made: copies of the caller's, and the copies and kernels of a round.
-    /// It does not wait.
+    /// True once all work that was given to GPUs is complete: copies of the caller's, and the copies and kernels of a
+    /// round. It does not wait.
     ///
     /// # Errors
     /// Work of this process on a GPU failed. None is under way any more, and some was not made. It stays so.
@@ -121,7 +121,7 @@ impl GroupMemory {
         Ok(are_done? || mutant!("group_mean_before_its_copies"))
     }
 
-    /// What was begun of a mean is to begin again.
+    /// An unfinished mean has to begin again.
     pub(super) fn forget_mean(&mut self) {
         #[cfg(feature = "cuda")]
         if let GroupBuffers::Gpu(gpu) = &mut self.buffers {
@@ -158,7 +158,7 @@ impl GroupMemory {
                 let own = buffers[own].slice(range.start, range.len())?;
                 let mean = buffers[next].slice(range.start, range.len())?;
                 let summands = summands.iter().map(|of| of.as_ref().unwrap_or(&own).as_volatile());
-                // Room for all that there can be.
+                // Room for the most summands that there can be.
                 let summands: SmallVec<[VolatileSlice<'_>; MAX_MEMBERS]> = summands.collect();
                 kernel::mean(&summands, mean.as_volatile());
                 Ok(true)

@@ -1,8 +1,8 @@
 //! Averaging parameters inside groups without a server: DS-Sync (Wang et al., arXiv 2007.03298), one-sided.
 //!
-//! Every member holds all parameters. A round averages those of a few members: each writes its parameters of part `j`
-//! into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all. What is
-//! read is proved whole as a pull proves it. `docs/schemes.md` has the layout and the argument.
+//! Every member holds all parameters. A round averages the parameters of a few members: each writes its parameters of
+//! part `j` into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all.
+//! Each read is proved whole as a pull is. `docs/schemes.md` has the layout and the argument.
 
 mod error;
 mod heartbeat;
@@ -126,9 +126,9 @@ pub struct GroupMember<T: Transport> {
     through: u64,
     /// Why the others go on without this member.
     ended: Option<GroupError>,
-    /// A member may have been silent only since this member has not seen all that has arrived.
+    /// A member may seem silent only because this member has not seen all arrived bytes.
     is_in_doubt: bool,
-    /// True once the member leaves: what the others say of it then matters no more.
+    /// True once the member leaves: the others' words about it do not matter any more.
     is_leaving: bool,
     statistics: GroupStatistics,
     /// Beats that the heart missed before this time had no consequence.
@@ -148,7 +148,7 @@ impl<T: Transport> GroupMember<T> {
     /// Begins to listen at `address` as the member `rank` of `members`, each with `elements` parameters. Then
     /// [`GroupListener::connect`] meets the others. Over a transport with a GPU (`Shm::with_gpu`, say) the parameters
     /// of this member are there. Others may have theirs in host memory: the means have the same bits. The memory of the
-    /// parameters is made before this listens, so no member counts on one that has no room for them.
+    /// parameters is allocated before this listens, so no member counts on one without room for them.
     ///
     /// # Errors
     /// An argument is out of its range, the address cannot be listened at, there is no memory for the parameters, or a
@@ -213,7 +213,7 @@ impl<T: Transport> GroupMember<T> {
         (0..self.members()).filter(|rank| !self.gone.contains(*rank))
     }
 
-    /// The name of the transport to each member, in order of rank; `None` for this one, and for those that are gone.
+    /// The name of the transport to each member, in order of rank; `None` for this one, and for lost members.
     pub(crate) fn transports(&self) -> impl Iterator<Item = Option<&'static str>> + '_ {
         self.peers.iter().map(|peer| Some(peer.as_ref()?.endpoint.as_ref()?.transport()))
     }
@@ -240,7 +240,7 @@ impl<T: Transport> GroupMember<T> {
     /// The parameters, to change them between rounds. They lie elsewhere after each round.
     ///
     /// # Errors
-    /// A round is under way, or what was abandoned of one is still on its way; as [`parameters`](Self::parameters).
+    /// A round is under way, or writes of an abandoned one are; as [`parameters`](Self::parameters).
     pub fn parameters_mut(&mut self) -> Result<&mut [f32], Error> {
         if !matches!(self.round.phase, RoundPhase::None | RoundPhase::Ended(_)) {
             return Err(Error::OutOfTurn { operation: "change parameters", reason: UNDER_WAY });
@@ -258,7 +258,7 @@ impl<T: Transport> GroupMember<T> {
         Err(Error::OutOfTurn { operation: "train", reason })
     }
 
-    /// Averages the parameters with those of `group` (ranks in order, this member's among them; the same list at all of
+    /// Averages the parameters over the members `group` (ranks in order, with this member's; the same list at all of
     /// them), waiting at most `timeout`. Rounds are numbered upwards, the same everywhere; numbers may be left out.
     ///
     /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
@@ -268,8 +268,8 @@ impl<T: Transport> GroupMember<T> {
     ///
     /// # Errors
     /// [`GroupError::Deadline`]: members have not sent their parts within `timeout`. [`GroupError::CutOff`]: the others
-    /// have let this member go. [`GroupError::Disagree`]: a member averages the same round in another group. Those of
-    /// [`start_average`](Self::start_average), and those of a GPU that copies the parameters.
+    /// have dropped this member. [`GroupError::Disagree`]: a member averages the same round in another group. The
+    /// errors of [`start_average`](Self::start_average), and of a GPU that copies the parameters.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
         if matches!(self.round.phase, RoundPhase::None) || self.round.number != round {
             self.start_average(round, group)?;
@@ -293,7 +293,7 @@ impl<T: Transport> GroupMember<T> {
         GroupError::Deadline { round, waited, missing: self.missing() }.into()
     }
 
-    /// [`average`](Self::average) with the group that this member is in by `groups`: what carries out a
+    /// [`average`](Self::average) with the group that this member is in by `groups`: it carries out a
     /// [`WorkerAction::Average`](crate::scheme::WorkerAction::Average).
     #[doc(hidden)]
     pub fn average_round(
@@ -339,8 +339,8 @@ impl<T: Transport> GroupMember<T> {
     /// outcome of the round once, when it has ended. A program that computes between rounds need not call it there.
     ///
     /// # Errors
-    /// [`GroupError::CutOff`]: the others have let this member go. [`GroupError::Disagree`]: a member averages the same
-    /// round in another group. Those of a GPU that copies the parameters.
+    /// [`GroupError::CutOff`]: the others have dropped this member. [`GroupError::Disagree`]: a member averages the
+    /// same round in another group. The errors of a GPU that copies the parameters.
     pub fn poll(&mut self, now: Instant) -> Result<Option<Averaged>, Error> {
         self.turn(now)?;
         Ok(self.take())
@@ -400,7 +400,7 @@ impl<T: Transport> GroupMember<T> {
     /// that is under way. [`GroupError::Unheard`] names the members that have not heard of it within `timeout`.
     ///
     /// # Errors
-    /// [`GroupError::Unheard`], and those of [`poll`](Self::poll). The member is gone all the same.
+    /// [`GroupError::Unheard`], and the errors of [`poll`](Self::poll). The member has left all the same.
     pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
         self.abandon()?;
         self.is_leaving = true;

@@ -1,8 +1,8 @@
 //! Members whose parameters are on a GPU.
 //!
-//! What members write at each other comes into host memory, as without a GPU. A part that is on its way out is copied
-//! there by the GPU; one that has come is copied to the GPU, and proved whole after that copy. The kernels that fold
-//! make the mean there, with the bits that processors make.
+//! Members write their parts into each other's host memory, as without a GPU. The GPU copies an outgoing part to host
+//! memory; an incoming part is copied to the GPU, and proved whole after that copy. The fold kernels compute the mean
+//! there, with the same bits as processors.
 
 #[cfg(test)]
 mod scripted;
@@ -52,7 +52,7 @@ enum MeanStep {
     Made,
 }
 
-/// The parameters of a member on a GPU, and what their mean takes there.
+/// The parameters of a member on a GPU, and the memory for their mean.
 pub(super) struct GroupGpu {
     gpu: Gpu,
     buffers: [GpuMemory; 2],
@@ -60,7 +60,7 @@ pub(super) struct GroupGpu {
     quotients: GpuKernels,
     /// A window of -0, which changes no number that it is added to.
     nothing: GpuMemory,
-    /// Room for the sums of a window, and for what the kernels leave behind beside the mean.
+    /// Room for the sums of a window, and for the other outputs of the kernels beside the mean.
     sum: GpuMemory,
     junk: GpuMemory,
     /// Room for the parts that others write for this member to average.
@@ -68,7 +68,7 @@ pub(super) struct GroupGpu {
     step: MeanStep,
 }
 
-/// Checks that a GPU does what such a group needs.
+/// Checks that a GPU meets the needs of such a group.
 ///
 /// # Errors
 /// It would compute checksums, or average more members than a kernel takes.
@@ -214,7 +214,7 @@ impl GroupGpu {
 
 impl<T: Transport> GroupMember<T> {
     /// Has the GPU of `into` copy the parameters there, from the byte `offset` of them on, behind the work that
-    /// `stream` has now. What `stream` gets later waits for the copy. It returns at once, and the next average waits
+    /// `stream` has now. Later work of `stream` waits for the copy. It returns at once, and the next average waits
     /// for the copy. The parameters may be in host memory, or on the GPU of the member's transport.
     ///
     /// ```no_run
@@ -240,8 +240,8 @@ impl<T: Transport> GroupMember<T> {
     /// ```
     ///
     /// # Errors
-    /// A round is under way; there are not so many bytes; the memory is that of another GPU, or of a pinned version;
-    /// the stream captures a graph; the driver refuses the copy.
+    /// A round is under way; there are not so many bytes; the memory is on another GPU, or holds a pinned version; the
+    /// stream captures a graph; the driver refuses the copy.
     pub fn copy_parameters_to_gpu(
         &mut self,
         offset: u64,
@@ -271,8 +271,8 @@ impl<T: Transport> GroupMember<T> {
     /// it is until the next [`average`](Self::average) has returned, which waits for the copy.
     ///
     /// # Errors
-    /// A round is under way, or what was abandoned of one is still on its way; there are not so many bytes; the memory
-    /// is that of another GPU; the stream captures a graph; the driver refuses the copy.
+    /// A round is under way, or writes of an abandoned one are; there are not so many bytes; the memory is on another
+    /// GPU; the stream captures a graph; the driver refuses the copy.
     pub fn copy_parameters_from_gpu(
         &mut self,
         offset: u64,

@@ -1,4 +1,4 @@
-//! Another member: the connection to it, what it writes here, and what is to be written there.
+//! Another member: the connection to it, its writes here, and the writes to it.
 
 use crate::param::{GONE_ID, GroupArea, GroupInbox, GroupOutbox, LEAVE_ID, PART_ID, PartHeader, Ranks};
 use crate::time::{Duration, Instant, Silence};
@@ -100,7 +100,7 @@ impl<E: Endpoint> GroupPeer<E> {
         false
     }
 
-    /// True if it has been silent for so long that this member should make sure that it sees what has arrived.
+    /// True if it has been silent for so long that this member should make sure that it sees all arrived bytes.
     pub(super) fn is_in_doubt(&self, lease: Duration) -> bool {
         self.silence.is_long(lease)
     }
@@ -136,7 +136,7 @@ impl<E: Endpoint> GroupPeer<E> {
         }
     }
 
-    /// Ends the connection; whatever was on its way gives its memory back.
+    /// Ends the connection; requests that were on their way release their memory.
     pub(super) fn close(&mut self) {
         (self.endpoint, self.under_way, self.gone_is_due) = (None, [0; 4], false);
     }
@@ -151,8 +151,8 @@ impl<E: Endpoint> GroupPeer<E> {
         self.under_way == [0; 4] && !self.is_due()
     }
 
-    /// Returns whether all of a round that the peer was to get has arrived: what else is said to it needs no memory of
-    /// the parameters.
+    /// Returns whether all parts of a round for the peer have arrived: other words to it need no memory of the
+    /// parameters.
     pub(super) fn has_all_parts(&self) -> bool {
         !self.is_sent_parts() && !self.through_is_due
     }
@@ -175,7 +175,7 @@ impl<E: Endpoint> GroupPeer<E> {
             || self.leaving_is_due
     }
 
-    /// Hears of what has arrived and posts what is due, without waiting. True if it got anywhere.
+    /// Takes completions and posts the requests that are due, without waiting. True if it made progress.
     pub(super) fn attend(&mut self, now: Instant, gone: Ranks, through: u64) -> Result<bool, Absence> {
         if self.is_alive() {
             return self.attend_queue(gone, through);

@@ -25,7 +25,7 @@ pub(super) enum RoundPhase {
     Ended(Averaged),
 }
 
-/// A round, and what is there of it. Its lists keep their memory from one round to the next.
+/// A round, and the parts of it that have arrived. Its lists keep their memory from one round to the next.
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) number: u64,
@@ -94,7 +94,7 @@ impl Round {
         (self.is_clear, self.is_summing, self.has_summed) = (false, false, false);
     }
 
-    /// What was begun to be copied or averaged, and is not there, is to begin again.
+    /// Copies and averages that were begun and are not complete have to begin again.
     fn forget_work(&mut self) {
         self.taking.fill(None);
         self.is_summing = false;
@@ -131,10 +131,10 @@ const WRONG_LENGTH: &str = "its part has another length than was agreed";
 const WRONG_CHECKSUM: &str = "its part does not match its checksum";
 
 impl<T: Transport> GroupMember<T> {
-    /// True once all that GPUs were asked for is made.
+    /// True once all work that was given to GPUs is complete.
     ///
     /// # Errors
-    /// Work of this process on a GPU failed. What was begun of the round begins again.
+    /// Work of this process on a GPU failed. The unfinished work of the round begins again.
     pub(super) fn is_quiet(&mut self) -> Result<bool, Error> {
         self.memory.is_quiet().inspect_err(|_| {
             self.round.forget_work();
@@ -179,19 +179,19 @@ impl<T: Transport> GroupMember<T> {
         self.peers.iter_mut().flatten().for_each(|peer| peer.parts = [None, None]);
     }
 
-    /// Takes what has come, and judges whether the rest can come. True if it got anywhere.
+    /// Processes the parts that have arrived, and judges whether the others can arrive. True if it made progress.
     pub(super) fn advance(&mut self) -> Result<bool, Error> {
         match self.round.phase {
             RoundPhase::Averaging => {}
             RoundPhase::Forming => return self.begin(),
             _ => return Ok(self.settle()),
         }
-        // What a GPU copies and averages is there from then on, and what comes next depends on it.
+        // The copies and averages of a GPU are complete from then on, and the next steps depend on them.
         if !self.is_quiet()? {
             return Ok(false);
         }
-        // The members that are gone were found out before the parts are looked at: all that they have written is
-        // there by now.
+        // The lost members were found before the parts are looked at: all bytes that they have written are there by
+        // now.
         let before = self.progress();
         if !self.round.is_clear {
             let is_writing = |peer: &GroupPeer<T::Endpoint>| peer.is_writing(GroupArea::Mean);
@@ -220,7 +220,7 @@ impl<T: Transport> GroupMember<T> {
         (means, self.round.has_summed, self.statistics.restarts)
     }
 
-    /// Ends a round once all that was written in it has arrived: only then is the memory free that it comes from.
+    /// Ends a round once all its writes have arrived: only then is the memory free that they are read from.
     fn settle(&mut self) -> bool {
         let RoundPhase::Ending(averaged) = self.round.phase else { return false };
         let has_settled = self.peers.iter().flatten().all(GroupPeer::has_all_parts);
@@ -286,7 +286,7 @@ impl<T: Transport> GroupMember<T> {
         })
     }
 
-    /// Returns whether a part is what its author meant, where checksums were agreed.
+    /// Returns whether a part matches its checksum, where checksums were agreed.
     fn is_right(&self, header: &PartHeader, payload: VolatileSlice<'_>) -> bool {
         !self.terms.checksums || header.checksum_of(payload) == header.checksum
     }
@@ -318,7 +318,7 @@ impl<T: Transport> GroupMember<T> {
             None => Ok(None),
             Some(peer) => peer.inbox.slice(GroupArea::Summand, range.len()).map(Some),
         };
-        // Room for all that there can be.
+        // Room for the most summands that there can be.
         let summands = self.round.view.iter().map(payload);
         let summands: SmallVec<[Option<LocalSlice>; MAX_MEMBERS]> = summands.collect::<Result<_, _>>()?;
         if !self.memory.average(&summands, range.clone())? {
@@ -392,8 +392,8 @@ impl<T: Transport> GroupMember<T> {
         for index in 0..self.round.view.len() {
             let rank = usize::from(self.round.view[index]);
             let Some(peer) = &self.peers[rank] else { continue };
-            // All of this before its parts are looked at: what it wrote of the round is there if it is gone, has
-            // ended the round, or has begun another.
+            // All of this comes before its parts are looked at: all its writes of the round are there if it is gone,
+            // has ended the round, or has begun another.
             let (is_gone, has_left) = (!peer.is_alive(), peer.absence == Some(Absence::Left));
             let is_through = peer.inbox.through() > self.round.number;
             let newest = peer.inbox.header(GroupArea::Summand);
@@ -410,7 +410,7 @@ impl<T: Transport> GroupMember<T> {
                     return Err(GroupError::Disagree { rank, round: self.round.number }.into());
                 }
                 // It began the round again without a member of whose loss it had told before, or it has not heard of
-                // a loss yet. One that was left out has no say.
+                // a loss yet. The word of a member that was left out does not count.
                 if !is_gone || has_left {
                     self.adopt(rank)?;
                 }
@@ -439,8 +439,8 @@ impl<T: Transport> GroupMember<T> {
             || !(has_mean || peer.inbox.header(GroupArea::Mean).is_some_and(is_of))
     }
 
-    /// Returns the members for which the round that is under way waits: those that owe a part, or, at its end,
-    /// those to which a part is on its way.
+    /// Returns the members for which the current round waits: the members that owe a part, or, at its end, the members
+    /// to which a part is on its way.
     pub(super) fn missing(&self) -> Vec<usize> {
         if self.round.phase != RoundPhase::Averaging {
             let has_all = |rank: &usize| self.peers[*rank].as_ref().is_none_or(GroupPeer::has_all_parts);
@@ -450,7 +450,7 @@ impl<T: Transport> GroupMember<T> {
         indices.map(|index| usize::from(self.round.view[index])).collect()
     }
 
-    /// Returns the members that have not yet received all that was written to them, or is to be.
+    /// Returns the members that have not yet received all parts and words for them.
     pub(super) fn unreached(&self) -> Vec<usize> {
         let has_all = |rank: &usize| self.peers[*rank].as_ref().is_none_or(GroupPeer::has_all);
         (0..self.members()).filter(|rank| !has_all(rank)).collect()

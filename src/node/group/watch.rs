@@ -1,4 +1,4 @@
-//! Detection of members that are gone: connections, heartbeats, and what the members say of each other.
+//! Detection of lost members: connections, heartbeats, and the words of the members about each other.
 
 use super::peer::{Absence, GroupPeer};
 use super::{GroupError, GroupMember};
@@ -9,8 +9,8 @@ use crate::transport::{Endpoint, Incoming, Listener, Transport};
 /// Period at which a member reads the others' words.
 const READ_EVERY: Duration = Duration::from_millis(1);
 
-/// Longest time that a member which is left out may take to hear of it. One that is alive needs a fraction of this,
-/// unless long parts are on their way to it.
+/// Longest time that a member which is left out may take to hear of it. A live member needs a fraction of this, unless
+/// long parts are on their way to it.
 const FAREWELL: Duration = Duration::from_millis(100);
 
 /// Period at which connections and the listener are asked: asking may cost system calls.
@@ -71,7 +71,7 @@ impl<T: Transport> GroupMember<T> {
         Ok(())
     }
 
-    /// Hears out what is to be written to the others. True if it got anywhere.
+    /// Drives the writes to the others. True if it made progress.
     pub(super) fn attend(&mut self, now: Instant) -> Result<bool, Error> {
         let mut progress = false;
         for rank in 0..self.peers.len() {
@@ -86,12 +86,12 @@ impl<T: Transport> GroupMember<T> {
         Ok(progress)
     }
 
-    /// Takes over what another member says of the members that are gone. If this member itself is among them, it is
-    /// cut off: the others go on without it.
+    /// Adopts another member's set of lost members. If this member itself is among them, it is cut off: the others go
+    /// on without it.
     pub(super) fn adopt(&mut self, rank: usize) -> Result<(), Error> {
         let Some(peer) = &self.peers[rank] else { return Ok(()) };
         let gone = peer.inbox.gone();
-        // A member that leaves says so to all that it can reach, whatever others think of them.
+        // A member that leaves says so to all members that it can reach, also to members that others take for lost.
         if gone == self.gone || self.is_leaving {
             return Ok(());
         }
@@ -126,7 +126,7 @@ impl<T: Transport> GroupMember<T> {
     pub(super) fn part_with(&mut self, rank: usize, absence: Absence) {
         let Some(peer) = self.peers[rank].as_mut().filter(|peer| peer.is_alive()) else { return };
         if self.is_leaving {
-            // A member that has heard that this one leaves closes the connection. It is not dead, and those who have
+            // A member that has heard that this one leaves closes the connection. It is not dead, and members that have
             // not heard yet would take it for dead if they were told.
             let is_cut_off = matches!(absence, Absence::Silent | Absence::Misbehaved(_));
             peer.has_missed_leaving |= is_cut_off && peer.misses_leaving();

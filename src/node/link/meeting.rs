@@ -16,7 +16,7 @@ use crate::transport::{
 };
 
 impl<E: Endpoint> Link<E> {
-    /// Asks the owner what it serves, and does not join.
+    /// Asks the owner for a description of its table, and does not join.
     pub(in crate::node) async fn ask<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
@@ -29,7 +29,7 @@ impl<E: Endpoint> Link<E> {
         Ok(welcome)
     }
 
-    /// Asks a publisher from whom to read.
+    /// Asks a publisher which owners to read from.
     pub(in crate::node) async fn ask_position<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
@@ -63,7 +63,7 @@ impl<E: Endpoint> Link<E> {
     }
 
     /// Connects, and takes the owner's answer as it is. An owner that drops the connection before it has answered is
-    /// asked again: it may be so busy, or so many may have come at once, that this peer was among those that had to go.
+    /// asked again: it may be so busy, or so many peers may have come at once, that it had to drop this one.
     async fn exchange<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,

@@ -1,4 +1,4 @@
-//! Pins of frames: what a peer reads where its owner has it.
+//! Pins of frames, which a peer reads in the owner's memory.
 
 use super::Link;
 use crate::clock::Version;
@@ -13,8 +13,8 @@ use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::Endpoint;
 
-/// A version in the memory of its owner, who leaves it alone while this lives (and while this process is taken for
-/// alive). [`Reader::pin`](crate::node::Reader::pin) makes it.
+/// A version in the memory of its owner, which does not overwrite it while this lives (and while this process is taken
+/// for alive). [`Reader::pin`](crate::node::Reader::pin) makes it.
 ///
 /// Where the owner has its versions on a GPU, `GpuMemory::try_from(&pinned)` is the memory of this one as this
 /// process's GPU has it mapped, for kernels of the caller's. A kernel that is launched after the pin sees the version.
@@ -40,14 +40,14 @@ impl PinnedFrame<'_> {
     }
 
     /// Returns whether the bytes read so far were this version's. They always are while this process is taken for
-    /// alive; one that was stopped for longer than its lease may have lost the pin, and asks after it has used them, on
-    /// a GPU once the kernels that read them have ended.
+    /// alive; a process that was stopped for longer than its lease may have lost the pin, and has to ask after it has
+    /// used them, on a GPU once the kernels that read them have ended.
     pub fn is_intact(&self) -> bool {
         self.pins.is_intact()
     }
 
-    /// Its bytes, in place. No process writes them meanwhile, but they are the owner's: copy what is checked before
-    /// it is used.
+    /// Its bytes, in place. No process writes them meanwhile, but they are the owner's: copy values that are checked
+    /// before they are used.
     ///
     /// # Errors
     /// They are on a GPU.
@@ -57,7 +57,7 @@ impl PinnedFrame<'_> {
 }
 
 /// The memory of a version on a GPU, for kernels that read it: see [`PinnedFrame`]. It stays mapped for as long as a
-/// clone of it lives, and its bytes are those of the version until the pin ends. A call that would copy into it is an
+/// clone of it lives, and it holds the bytes of the version until the pin ends. A call that would copy into it is an
 /// error (`GpuError::Lent`).
 ///
 /// ```no_run
@@ -157,7 +157,7 @@ impl<E: Endpoint> Link<E> {
     /// Pins the newest version if it satisfies `bound`.
     fn hold_once(&mut self, bound: Bound) -> Result<Option<Pulled>, Error> {
         if self.pull.is_pinned() {
-            // The pull that has ended lets go of its pin, which is in the same word.
+            // The completed pull releases its pin, which is in the same word.
             self.advance()?;
             if self.pull.is_pinned() {
                 return Ok(None);

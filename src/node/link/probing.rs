@@ -1,5 +1,5 @@
-//! What a peer learns of its owner while it waits: whether the owner is there, what is newest, and whether this peer is
-//! still in.
+//! The questions of a peer to its owner while it waits: whether the owner is alive, which version is the newest, and
+//! whether this peer is still in.
 
 use super::{LINE_BYTES, Link, PROBE_TAG};
 use crate::clock::Version;
@@ -66,13 +66,13 @@ impl<E: Endpoint> Link<E> {
         })
     }
 
-    /// What was seen by the deadline of a wait for a version, and what is missing: that version, or the owner's first
-    /// answer.
+    /// The bound that was seen by the deadline of a wait for a version, and the missing event: that version, or the
+    /// owner's first answer.
     pub(in crate::node) fn lacking(&self) -> (Bound, Awaited) {
         self.seen().map_or((Bound::NONE, Awaited::Answer), |seen| (seen, Awaited::Version))
     }
 
-    /// Asks once more whether this peer is still in, beginning after all that it has read so far.
+    /// Asks once more whether this peer is still in. The question begins after all reads so far.
     pub(in crate::node) fn ask_again(&mut self) -> Result<(), Error> {
         self.awaited = self.answers + 1 + u64::from(self.is_probing());
         self.probe()?;

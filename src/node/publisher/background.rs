@@ -24,8 +24,8 @@ use crate::transport::{Address, ArrivalWatch, PayloadSlice, Transport};
 
 /// Period at which the thread of a publisher that polls looks for readers that come and go.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// The same of one that sleeps ([`Idle::Sleep`]), after a while with nothing to do. A newcomer wakes it, where the
-/// transport can tell.
+/// The same for a publisher that sleeps ([`Idle::Sleep`]), after a while with nothing to do. A new reader wakes it,
+/// where the transport can do that.
 const LOOK_ASLEEP_EVERY: Duration = match cfg!(test) {
     true => Duration::from_secs(3600),
     false => Duration::from_millis(20),
@@ -73,7 +73,7 @@ pub(super) struct Shared<T: Transport> {
     address: Address,
     table: Table,
     epoch: u64,
-    /// The draft that a GPU still copies, after its owner has let go of it.
+    /// The draft that a GPU still copies, after its owner has released it.
     #[cfg(feature = "cuda")]
     copying: Mutex<Option<super::gpu::Copying>>,
     /// True from when a draft is handed over until it is published or given up.
@@ -81,7 +81,7 @@ pub(super) struct Shared<T: Transport> {
     pub(super) copying_is_open: AtomicBool,
     /// The thread, once it runs.
     thread: OnceLock<Thread>,
-    /// What it sleeps at, if that is something that newcomers end.
+    /// The watch at which it sleeps, if new readers can end the sleep.
     arrivals: Option<ArrivalWatch>,
     is_over: AtomicBool,
 }
@@ -92,11 +92,11 @@ pub(super) const GONE: Error = Error::OutOfTurn { operation: "publish", reason: 
 impl<T: Transport> Shared<T> {
     /// The publisher is held for the time of a look or of a few stores, never while memory is filled.
     pub(super) fn publisher(&self) -> MutexGuard<'_, Publisher<T>> {
-        // What a panic has left behind is frames that are whole, or marked as being written.
+        // After a panic all frames are whole, or marked as being written.
         self.publisher.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a look at the publisher says; nothing in a forked child.
+    /// Returns the result of a look at the publisher; the default in a forked child.
     pub(super) fn look<R: Default>(&self, look: impl FnOnce(&Publisher<T>) -> R) -> R {
         if self.guard.is_inherited() { R::default() } else { look(&self.publisher()) }
     }
@@ -123,8 +123,8 @@ impl<T: Transport> Shared<T> {
         false
     }
 
-    /// Makes what a commit needs of the draft that is filled, by passes over it: its difference from the version before
-    /// and its checksum.
+    /// Computes what a commit needs by passes over the filled draft: its difference from the version before and its
+    /// checksum.
     pub(super) fn prepare_commit(&self) {
         let (delta, checksum) = {
             let mut publisher = self.publisher();
@@ -159,9 +159,9 @@ impl<T: Transport> std::fmt::Debug for Shared<T> {
 }
 
 impl<T: Transport> Publisher<T> {
-    /// Leaves the publisher to a thread that looks after its readers from now on: each millisecond, or, with
-    /// [`Idle::Sleep`] and nothing to do, each 20 ms, and when a newcomer wakes it, which those of
-    /// [`Tables`](crate::Tables) do not. No request of a reader does.
+    /// Moves the publisher into a thread that looks after its readers from now on: each millisecond, or, with
+    /// [`Idle::Sleep`] and nothing to do, each 20 ms and when a new reader wakes it (readers of
+    /// [`Tables`](crate::Tables) do not). Requests of readers never wake it.
     ///
     /// # Errors
     /// The system gives no thread.
@@ -349,8 +349,8 @@ impl<T: Transport> Drop for BackgroundPublisher<T> {
     }
 }
 
-/// The next version of a [`BackgroundPublisher`] while it is being filled. Dropped, it is given up: what was written is
-/// never published, and readers keep the version before it.
+/// The next version of a [`BackgroundPublisher`] while it is being filled. A draft that is dropped is given up: its
+/// bytes are never published, and readers keep the version before it.
 #[derive(Debug)]
 pub struct Draft<T: Transport> {
     pub(super) shared: Arc<Shared<T>>,
@@ -423,10 +423,10 @@ impl<T: Transport> Draft<T> {
     }
 
     /// As [`commit`](Self::commit), and returns the record of the version, a line of a trace, by which others can check
-    /// what readers got. It takes the SHA-256 of all tensors first.
+    /// the bytes of readers. It computes the SHA-256 of all tensors first.
     ///
     /// # Errors
-    /// The publisher is gone, a GPU still copies into the draft, or its memory is that of a GPU.
+    /// The publisher is gone, a GPU still copies into the draft, or its memory is on a GPU.
     pub fn commit_recorded(mut self, tag: VersionTag) -> Result<Publication, Error> {
         self.shared.expect_there()?;
         self.expect_copied()?;
@@ -485,7 +485,7 @@ mod tests {
         publisher.publish(&[2; 64], VersionTag::default(), PATIENCE).unwrap();
         publisher.draft(PATIENCE).unwrap().commit_recorded(VersionTag::default()).unwrap();
         assert_eq!(computed(), before + 1, "a commit, which holds the publisher, has made a checksum");
-        // They are those of the versions all the same.
+        // The checksums match the versions all the same.
         let options = ReaderOptions { checksums: true, ..ReaderOptions::default() };
         let mut reader = Reader::connect(Shm::new(), &publisher.address(), options, PATIENCE).unwrap();
         publisher.publish(&[3; 64], VersionTag::default(), PATIENCE).unwrap();

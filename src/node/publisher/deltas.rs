@@ -6,7 +6,7 @@ use crate::table::Table;
 
 /// Settings of the differences that a publisher keeps for readers which hold an older version.
 ///
-/// With each version the publisher writes which values have changed since the one before, and what they are now, bit
+/// With each version the publisher writes which values have changed since the version before, and the new values, bit
 /// for bit. That costs it one more pass over two versions, and memory of `history` times `most_bytes`. A reader that
 /// holds one of the last `history` versions reads the differences up to the version that it wants, if they are shorter
 /// than that version, and applies them to its own copy.
@@ -21,7 +21,7 @@ use crate::table::Table;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaOptions {
-    /// Differences that are kept: those of the newest so many versions. By default 8.
+    /// Number of differences that are kept, of the newest versions. By default 8.
     pub history: u8,
     /// Most bytes of one difference: a version that differs by more is read whole. By default a sixteenth of the table,
     /// and at least 4,096.

@@ -22,7 +22,7 @@ use crate::table::Encoding;
 use crate::time::Duration;
 use crate::transport::{PayloadMemory, PayloadSlice, Transport};
 
-/// A draft that its owner has let go of, while a GPU may still write it.
+/// A draft that its owner has released, while a GPU may still write it.
 #[derive(Debug)]
 pub(super) struct Copying {
     copies: Copies,
@@ -33,7 +33,7 @@ pub(super) struct Copying {
     outcome: Arc<Outcome>,
 }
 
-/// What became of it; `None` before, and after it was told.
+/// Its outcome; `None` before, and after it was taken.
 #[derive(Debug, Default)]
 struct Outcome(Mutex<Option<Result<Version, Error>>>);
 
@@ -64,7 +64,7 @@ impl Copying {
         }
     }
 
-    /// Publishes the draft, or gives it up. Returns what is to be told of it, and whom; `None` of one that was dropped.
+    /// Publishes the draft, or gives it up. Returns the outcome and its receiver; `None` for a dropped draft.
     fn end<T: Transport>(mut self, shared: &Shared<T>) -> Option<(Arc<Outcome>, Result<Version, Error>)> {
         let told = match self.tag.take() {
             Some(tag) => {
@@ -121,8 +121,8 @@ impl<T: Transport> Draft<T> {
     /// Then [`commit_when_copied`](Self::commit_when_copied) publishes the draft.
     ///
     /// # Errors
-    /// The bytes do not fit the table, the memory is that of another GPU, the stream captures a graph, or the driver
-    /// refuses the copy.
+    /// The bytes do not fit the table, the memory is on another GPU, the stream captures a graph, or the driver refuses
+    /// the copy.
     pub fn copy_from_gpu(&mut self, offset: u64, from: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
         let into = self.range(offset, from.bytes())?;
         let copies = self.copies.tickets();
@@ -175,7 +175,7 @@ impl<T: Transport> Draft<T> {
     }
 }
 
-/// A publisher of any transport, as seen by those who wait for a version that a GPU copies.
+/// A publisher of any transport, as seen by a caller that waits for a version that a GPU copies.
 pub(super) trait CopyingPublisher: std::fmt::Debug + Send + Sync {
     /// Publishes the draft that was handed over if its copies are done.
     fn look_after_copies(&self);
@@ -207,7 +207,7 @@ impl<T: Transport> Shared<T> {
         if self.guard.is_inherited() || !self.copying_is_open.load(Acquire) {
             return false;
         }
-        // What copies used is let go of here: its owner may do anything, and does it without a lock.
+        // The memory of the copies is released here, without a lock: the destructor of its owner may do anything.
         let Some(mut draft) = self.copying().take() else {
             return true; // another thread looks
         };
@@ -217,7 +217,7 @@ impl<T: Transport> Shared<T> {
         }
         let told = draft.end(self);
         self.copying_is_open.store(false, Release);
-        // Who hears of it may begin the next version at once.
+        // A caller that receives the outcome may begin the next version at once.
         if let Some((outcome, told)) = told {
             outcome.set(told);
         }

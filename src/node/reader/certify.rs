@@ -13,7 +13,7 @@ use crate::table::{Table, Tensor};
 use crate::trace::Certificate;
 use crate::transport::Transport;
 
-/// How a read was asked for: what its certificate says besides the version.
+/// The request of a read, which its certificate states besides the version.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     wanted: Wanted,
@@ -71,7 +71,7 @@ impl CopiedTable {
 }
 
 impl<T: Transport> Reader<T> {
-    /// Puts on record that a read begins now, which is one of those of `reader`.
+    /// Records that a read of `reader` begins now.
     pub(super) fn begin_read(&mut self, wanted: Wanted, reader: u64) -> Asked {
         self.reads += 1;
         let (sequence, began_ns) = (self.reads, self.runtime.time_of_day());
@@ -97,7 +97,7 @@ impl<T: Transport> Reader<T> {
     /// The record of a read that has ended with `fresh` and these bytes: a copy, or a frame that was read in place.
     #[doc(hidden)]
     pub fn certify(&mut self, asked: Asked, fresh: &Fresh, bytes: VolatileSlice<'_>) -> Certificate {
-        // What is read in place is a whole frame, whatever is selected.
+        // A read in place has the whole frame, whatever is selected.
         let copied = match self.held() {
             Some(_) => Arc::new(self.whole_table()),
             None => self.table_of_copies(),

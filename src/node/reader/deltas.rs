@@ -109,7 +109,7 @@ impl<T: Transport> Reader<T> {
     pub(super) fn reach(&mut self, is_snapshot: bool, is_filled: bool, pulled: Pulled) -> Result<(), Error> {
         let into = self.memory_of_deltas(is_snapshot, is_filled)?;
         let checked = self.check_reached(&into, pulled);
-        // The version that the differences began from may be what is damaged: the next copy is whole.
+        // The version that the differences began from may be the damaged one: the next copy is whole.
         match (&checked, is_snapshot) {
             (Err(_), true) => self.let_base_go(),
             (Err(_), false) => (self.held, self.content) = (None, None),
@@ -253,7 +253,7 @@ mod tests {
         }
         assert_eq!(reader.snapshot(Wanted::newest(), PATIENCE).unwrap().bytes(), bytes);
         assert_eq!(reader.refresh_to(version, PATIENCE).unwrap().version, version);
-        // A bit flips in what the reader keeps of each, and nothing is published.
+        // A bit flips in the reader's copy of each, and nothing is published.
         reader.spares = Default::default();
         let base = reader.base.as_mut().and_then(|base| Arc::get_mut(&mut base.buffer)).unwrap();
         for memory in [base, reader.copy.as_mut().unwrap()] {

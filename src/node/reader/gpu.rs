@@ -20,7 +20,7 @@ use crate::transport::{Endpoint, Transport};
 
 impl<T: Transport> Reader<T> {
     /// Copies the version that is wanted into `into`, memory of the GPU as long as a copy, waiting at most `timeout`.
-    /// The copy begins behind the work that `stream` has now, and what `stream` gets later sees this version and no
+    /// The copy begins behind the work that `stream` has now, and later work of `stream` sees this version and no
     /// other. The GPU or an RDMA device copies it straight out of the owner's memory; over TCP, and by RDMA whose
     /// devices do not reach the GPU, it comes by way of blocks of host memory. Only over a transport with the GPU
     /// ([`Shm::with_gpu`](crate::Shm::with_gpu), `Tcp::with_gpu`, `Verbs::with_gpu`).
@@ -46,9 +46,9 @@ impl<T: Transport> Reader<T> {
     ///
     /// # Errors
     /// There is no such version by the timeout, or no more; this process's GPU has not copied it by then, and
-    /// [`GpuError::NotCopied`](crate::cuda::GpuError) says what it waits for; `into` has another length, or is memory
-    /// of another GPU than the stream or the transport, or of a pinned version; checksums are to be checked; the stream
-    /// captures a graph; the transport has no GPU, or the GPU does not copy; the owner is lost.
+    /// [`GpuError::NotCopied`](crate::cuda::GpuError) names the work that it waits for; `into` has another length, or
+    /// is on another GPU than the stream or the transport, or holds a pinned version; checksums are to be checked;
+    /// the stream captures a graph; the transport has no GPU, or the GPU does not copy; the owner is lost.
     pub fn pull_to_gpu(
         &mut self,
         wanted: Wanted,

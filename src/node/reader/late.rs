@@ -1,4 +1,4 @@
-//! What the error of a reader says that has not been told anything before its deadline.
+//! The error of a reader that has received no answer before its deadline.
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Tests that a reader gets nothing older than it got before, whatever calls it gets versions by.
+//! Tests that a reader gets no version older than before, by any mix of calls.
 
 #[cfg(test)]
 mod tests {
@@ -23,8 +23,8 @@ mod tests {
         assert_eq!(version, Version::new(number.into()));
     }
 
-    /// Has a reader with a copy of version 0 read from a publisher of version 1, when it has got version 2 already: as
-    /// one that has followed it to its end, just before it is announced. Then has it read once more.
+    /// Lets a reader with a copy of version 0 read from a publisher of version 1, after it has got version 2 already,
+    /// as a reader does that followed version 2 to its end just before its announcement. Then lets it read once more.
     fn expect_version_2(
         deltas: Option<DeltaOptions>,
         read: impl Fn(&mut Reader<Shm>) -> Result<Version, Error>,

@@ -59,19 +59,19 @@ impl<T: Transport> Reader<T> {
         self.link.pins.as_ref().and_then(Pins::bytes)
     }
 
-    /// True if the bytes that are held are still what was pinned, as [`Pins::is_intact`].
+    /// True if the held bytes are still those of the pinned version, as [`Pins::is_intact`].
     #[doc(hidden)]
     pub fn is_intact(&self) -> bool {
         self.link.pins.as_ref().is_some_and(Pins::is_intact)
     }
 
-    /// What says the same while another thread uses this reader.
+    /// A check that says the same while another thread uses this reader.
     #[doc(hidden)]
     pub fn held_check(&self) -> Option<PinCheck> {
         self.link.pins.as_ref().and_then(Pins::check)
     }
 
-    /// Lets go of what [`hold`](Self::hold) has pinned.
+    /// Releases the frame that [`hold`](Self::hold) has pinned.
     #[doc(hidden)]
     pub fn release(&mut self) {
         if let Some(pins) = self.link.pins.as_mut().filter(|pins| pins.held().is_some()) {

@@ -67,14 +67,14 @@ impl<T: Transport> Reader<T> {
     /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
     ///
     /// # Errors
-    /// Those of [`refresh`](Self::refresh); [`Error::Deadline`] also where the version was not published within
+    /// The errors of [`refresh`](Self::refresh); [`Error::Deadline`] also where the version was not published within
     /// `timeout`.
     pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
         self.begin(Wanted::at_least(version), None);
         complete(self.finish(timeout))
     }
 
-    /// Begins what [`refresh`](Self::refresh) does, and does not wait for it: [`poll`](Self::poll) moves it on, while
+    /// Begins a [`refresh`](Self::refresh), and does not wait for it: [`poll`](Self::poll) drives it forward, while
     /// this thread does something else in between. There is no copy to read from the moment when a newer version is
     /// found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
     ///
@@ -147,8 +147,8 @@ impl<T: Transport> Reader<T> {
         self.refresh = Some(Refresh { wanted, snapshot, step, is_too_stale: false, filling: None });
     }
 
-    /// Ends the refresh or the snapshot that has begun, if there is one, and lets go of the frame that it pins. What it
-    /// has copied is there for the next one.
+    /// Ends the refresh or the snapshot that has begun, if there is one, and releases the frame that it pins. The next
+    /// one continues with the chunks that it has copied.
     #[doc(hidden)]
     pub fn abandon_refresh(&mut self) {
         if let Some(refresh) = self.refresh.take() {
@@ -217,7 +217,7 @@ impl<T: Transport> Reader<T> {
         turn
     }
 
-    /// The copy at hand, if it is what is wanted, by the newest version that is known.
+    /// The copy at hand, if it meets the request by the newest version that is known.
     fn kept(&self, wanted: Wanted) -> Option<Fresh> {
         let (held, label) = self.held?;
         let behind = held.version.behind(self.link.line.seen.version);
@@ -314,7 +314,8 @@ impl<T: Transport> Reader<T> {
                     let into = memory.slice(0, bytes)?;
                     let options =
                         PullOptions { label: true, exactly: refresh.wanted.exact(), ..self.pull_options() };
-                    // What an earlier copy has left, or this one proves, is kept if the owner is lost in here.
+                    // Chunks of an earlier copy, and chunks that this one proves, are kept if the owner is lost in
+                    // here.
                     self.refresh = Some(refresh);
                     let (pulled, progress) = self.pull_once(&into, bound, options, &mut has_begun)?;
                     if let Some(pulled) = pulled {

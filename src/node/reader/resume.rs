@@ -11,7 +11,7 @@ use crate::transport::Transport;
 pub(super) enum Destination {
     /// The reader's own.
     Copy,
-    /// That of the next snapshot.
+    /// The memory of the next snapshot.
     Snapshot,
     /// The next frame of a relay.
     Relay,
@@ -24,8 +24,8 @@ impl Destination {
 }
 
 impl<T: Transport> Reader<T> {
-    /// Keeps what is proved of a copy that is being abandoned. If it has not begun to copy, what an earlier one has
-    /// left is still there.
+    /// Keeps the proved chunks of a copy that is being abandoned. If it has not begun to copy, the chunks of an earlier
+    /// one are still there.
     pub(super) fn keep_partial(&mut self, of: Destination) {
         let begun: Option<PartialCopy> = self.resuming.take().or_else(|| self.link.pull.take_partial());
         // Memory of the caller's may be written now that no copy is under way.
@@ -40,8 +40,8 @@ impl<T: Transport> Reader<T> {
         self.partial.take_if(|(its, _)| *its == of);
     }
 
-    /// Leaves memory to the requests that still use it: a copy that a GPU makes for a connection that is gone cannot be
-    /// called off, and must not end in what the next one brings.
+    /// Leaves memory to the requests that still use it: a GPU's copy for a lost connection cannot be cancelled, and
+    /// must not write into the next copy.
     ///
     /// # Errors
     /// It is the caller's.
@@ -60,7 +60,7 @@ impl<T: Transport> Reader<T> {
         Ok(())
     }
 
-    /// A copy to this memory is about to begin: it goes on with what an abandoned one has left there.
+    /// A copy to this memory is about to begin: it continues with the chunks of an abandoned one there.
     pub(super) fn resume(&mut self, of: Destination) {
         self.resuming = self.partial.take_if(|(its, _)| *its == of).map(|(_, partial)| partial);
     }

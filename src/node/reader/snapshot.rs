@@ -58,7 +58,7 @@ impl Wanted {
     }
 
     /// At most so many versions behind the newest of the owner that is read from, at the time when the copy is
-    /// complete. One that is wanted [`exactly`](Self::exactly) is an error once it is further behind.
+    /// complete. A version that is requested [`exactly`](Self::exactly) is an error once it is further behind.
     pub const fn max_staleness(self, versions: u64) -> Wanted {
         Wanted { most_behind: Some(versions), ..self }
     }
@@ -71,7 +71,7 @@ impl Wanted {
         Bound::version(self.at_least)
     }
 
-    /// The same, and no version that is older than `version`; one that is named is wanted still.
+    /// The same, and no version that is older than `version`; an exact version stays requested.
     pub(super) fn no_older(self, version: Version) -> Wanted {
         match self.exact {
             true => self,
@@ -135,8 +135,8 @@ impl Snapshot {
         &self.copied.table
     }
 
-    /// The record of this read, a line of a trace, by which others can check what was asked and given. It takes the
-    /// SHA-256 of each tensor that was read whole.
+    /// The record of this read, a line of a trace, by which others can check the request and the result. It computes
+    /// the SHA-256 of each tensor that was read whole.
     pub fn certificate(&self) -> Certificate {
         self.asked.certificate(&self.fresh, self.copied.digests(self.as_volatile()))
     }
@@ -153,7 +153,7 @@ impl Snapshot {
         (end - start) as usize
     }
 
-    /// The bytes, laid out as [`table`](Self::table) says; of a server's shard those of its part of the table.
+    /// The bytes, laid out as [`table`](Self::table) says; for a server's shard the bytes of its part of the table.
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.memory.bytes().unwrap_or_default();
         &bytes[..self.len().min(bytes.len())]
@@ -169,8 +169,8 @@ impl Snapshot {
 
 #[cfg(feature = "cuda")]
 impl Snapshot {
-    /// Has the GPU of `into` copy the bytes from `offset` on there, behind the work that `stream` has now: what was
-    /// launched before may still use the memory. What `stream` gets later waits for the copy. It returns at once, and
+    /// Has the GPU of `into` copy the bytes from `offset` on there, behind the work that `stream` has now: earlier work
+    /// may still use the memory. Later work of `stream` waits for the copy. It returns at once, and
     /// the snapshot may be dropped.
     ///
     /// ```no_run
@@ -193,8 +193,8 @@ impl Snapshot {
     /// ```
     ///
     /// # Errors
-    /// There are not so many bytes, the memory is that of another GPU, the stream captures a graph, or the driver
-    /// refuses the copy; where it fails late, the copy may still be made.
+    /// There are not so many bytes, the memory is on another GPU, the stream captures a graph, or the driver refuses
+    /// the copy; if the driver fails late, the copy may still happen.
     pub fn copy_to_gpu(&self, offset: u64, into: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
         let (len, available) = (into.bytes() as u64, self.as_volatile().len() as u64);
         if offset.checked_add(len).is_none_or(|end| end > available) {
@@ -234,7 +234,7 @@ impl<T: Transport> Reader<T> {
         self.take_snapshot()
     }
 
-    /// Begins what [`snapshot`](Self::snapshot) does, and does not wait for it: [`poll`](Self::poll) moves it on, and
+    /// Begins a [`snapshot`](Self::snapshot), and does not wait for it: [`poll`](Self::poll) drives it forward, and
     /// [`take_snapshot`](Self::take_snapshot) takes it once `poll` has returned its version.
     pub fn begin_snapshot(&mut self, wanted: Wanted) {
         let asked = self.begin_read(wanted, self.identity);
@@ -246,7 +246,7 @@ impl<T: Transport> Reader<T> {
     /// # Errors
     /// No snapshot was begun, or it is taken already.
     pub fn take_snapshot(&mut self) -> Result<Snapshot, Error> {
-        // One that is still being filled stays.
+        // A snapshot that is still being filled stays.
         let filled = self.filled.take().and_then(|(fresh, asked)| Some((fresh, asked, self.filling.take()?)));
         let Some((fresh, asked, buffer)) = filled else {
             let reason = "call `begin_snapshot`, and `poll` until it returns a version";

@@ -85,7 +85,8 @@ impl Announcer {
             self.tried = (told.turns, 0);
         }
         let mut untried = told.position.owners.iter().enumerate().skip(self.tried.1);
-        // An answer from before the loss may name the lost owner. One that names it knowing of the loss has no other.
+        // An answer from before the loss may name the lost owner. An answer that knows of the loss and names it has no
+        // other owner.
         let next = untried.find(|(_, owner)| {
             let is_there = told.joiner.lost != Some(owner.number) || told.knew_lost == Some(owner.number);
             is_there && !self.unreached.contains(owner)
@@ -159,8 +160,8 @@ impl Announcer {
         }
     }
 
-    /// Whether the publisher has named other owners than the one that the relay reads from, or has answered again since
-    /// the last ones could not be reached.
+    /// Whether the publisher has named other owners than the relay's current one, or has answered again since the last
+    /// named owners could not be reached.
     pub(super) fn is_to_move(&self) -> bool {
         let told = self.shared.told();
         match self.owner {

@@ -2,11 +2,11 @@
 
 use crate::time::{Duration, Instant};
 
-/// What comes in so long a time is read at a time. Until it is there it is passed on to no one, and each READ costs one
-/// way there and back, in which nothing comes.
+/// A relay reads as many bytes at a time as arrive in this time. It passes none of them on before the READ is complete,
+/// and each READ costs a round trip in which no bytes arrive.
 const BATCH_TIME: Duration = Duration::from_millis(10);
 
-/// Copies whose speeds are remembered: the fastest counts, since whatever else uses the link makes a copy slower.
+/// Copies whose speeds are remembered: the fastest counts, since other users of the link make a copy slower.
 const COPIES: usize = 4;
 
 /// A copy of fewer bytes says little of the link.
@@ -95,7 +95,7 @@ mod tests {
         pace.note(Some(0), at(9_000));
         pace.note(Some(2_000_000), at(9_010));
         assert_eq!(pace.bytes(), 2_000_000);
-        // One that begins again has lost what it had.
+        // A copy that begins again has lost its chunks.
         pace.note(Some(64), at(9_500));
         assert_eq!(pace.bytes(), 2_000_000);
         pace.note(Some(128), at(9_600));

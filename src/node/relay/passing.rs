@@ -22,7 +22,7 @@ use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, ConnectError, Host, Transport};
 
-/// Period at which a relay tells what it has, and looks whether it is to read from another owner.
+/// Period at which a relay reports its state, and checks whether it has to read from another owner.
 const TELL_EVERY: Duration = Duration::from_millis(10);
 
 /// Pause after none of the listed owners has let a relay in, before they are asked again. Readers are looked after
@@ -40,9 +40,9 @@ pub(super) struct InTree<T> {
 
 /// The owners that a relay may read from.
 enum Upstream {
-    /// These, by turns: the addresses, and the one that is asked next.
+    /// These, by turns: the addresses, and the index of the next one to ask.
     Listed(Vec<Address>, usize),
-    /// Those that the publisher says.
+    /// The owners that the publisher names.
     Tree(Announcer),
 }
 
@@ -53,14 +53,14 @@ impl Upstream {
     }
 }
 
-/// What the thread of a relay tells, and is told.
+/// The report of a relay's thread, and the orders to it.
 #[derive(Debug, Default)]
 pub(super) struct RelayState {
     is_over: AtomicBool,
     report: Mutex<RelayReport>,
 }
 
-/// What the thread of a relay tells.
+/// The report of a relay's thread.
 #[derive(Debug, Default)]
 pub(super) struct RelayReport {
     pub(super) version: Version,
@@ -73,7 +73,7 @@ impl RelayState {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what the relay tells.
+    /// Records the state of the relay.
     pub(super) fn note<T: Transport>(&self, publisher: &Publisher<T>) {
         let mut report = self.report();
         (report.version, report.readers) = (publisher.version(), publisher.readers());
@@ -97,8 +97,8 @@ pub(crate) struct Passing<T: Transport> {
     /// The lease of its readers.
     lease: Duration,
     upstream: Upstream,
-    /// The version from which on the owner that it is connected to has something to tell, until it is known whose
-    /// versions it has: its first copy shows that, whatever their numbers are.
+    /// The version from which on the current owner has something to report, until the origin of its versions is known:
+    /// its first copy shows the origin, which their numbers do not.
     unknown: Option<Version>,
     /// The publisher whose versions these are, or the incarnation of the server, once it is known.
     origin: Option<u64>,
@@ -111,7 +111,7 @@ pub(crate) struct Passing<T: Transport> {
     draft: Option<(LocalSlice, RelayStep)>,
     /// The number of times that this copy was begun again.
     retries: u64,
-    /// What followers have of the attempt so far is void: said with the first chunk of the next one.
+    /// The followers' part of the attempt so far is void: they learn it with the first chunk of the next attempt.
     is_void: bool,
     pace: Pace,
     /// The listed owners that have not let the relay in, one after the other.
@@ -229,7 +229,7 @@ impl<T: Transport + Clone> Passing<T> {
                 value: "no address".into(),
                 reason: "a relay reads from a publisher or from another relay",
             })?;
-            // No owner takes the time of those that are still to be asked.
+            // No owner uses up the time of the owners that are asked after it.
             let to_ask = upstream.len() - next % upstream.len();
             next += 1;
             let left = deadline - runtime.now();
@@ -287,7 +287,7 @@ impl<T: Transport> Passing<T> {
         self.publisher.address()
     }
 
-    /// Passes versions on until it `is_over`, or an error makes that impossible. `tell` is told of what it serves. It
+    /// Passes versions on until it `is_over`, or an error makes that impossible. It reports its state to `tell`. It
     /// has no deadline, since a relay serves until its owner drops it, through any loss of an owner upstream.
     pub(crate) async fn run(
         &mut self,
@@ -301,7 +301,7 @@ impl<T: Transport> Passing<T> {
             if matches!(turn, Ok(true)) || now - told >= TELL_EVERY {
                 told = now;
                 tell(&self.publisher);
-                // A loss is that of the present owner: it is dealt with before there is another one.
+                // A loss concerns the present owner: it is handled before there is another one.
                 if self.is_to_move()? && turn.is_ok() {
                     self.reconnect(None).await?;
                 }
@@ -316,7 +316,7 @@ impl<T: Transport> Passing<T> {
                 }
                 Err(error @ Error::Pull { source: PullError::Checksum { .. }, .. }) => {
                     tracing::warn!(%error, "a copy of the relay's is damaged, and begins again");
-                    // Whole: the version that differences begin from may be what is damaged.
+                    // Whole: the version that differences begin from may be the damaged one.
                     self.begin_again(RelayStep::Copy(false));
                     self.runtime.sleep(TELL_EVERY).await;
                 }
@@ -362,7 +362,7 @@ impl<T: Transport> Passing<T> {
         // The time in which the owner has nothing yet says nothing of the link.
         let coming = turn.landed.filter(|_| turn.has_asked);
         self.pace.note(coming.map(|(_, chunks)| chunks as u64 * chunk_bytes), now);
-        // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
+        // A copy may begin again and end in one turn: the followers' part of the attempt before is void all the same.
         self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
         if let Some((version, chunks)) = turn.landed {
             self.publisher.relay_landed(version, chunks, std::mem::take(&mut self.is_void));
@@ -377,7 +377,7 @@ impl<T: Transport> Passing<T> {
         if is_another && !mutant!("relay_origin") {
             return Err(Error::AnotherPublisher);
         }
-        // A relay upstream that has nothing yet says of zeros that they are what the publisher began with.
+        // A relay upstream without a copy serves zeros as the publisher's first version.
         self.has_copied |= !is_anyones && (version > newest || self.upstream.is_publisher());
         self.unknown = if is_anyones { Some(version.next()) } else { None };
         let is_first = !std::mem::replace(&mut self.is_open, true);
@@ -390,7 +390,7 @@ impl<T: Transport> Passing<T> {
         Ok(true)
     }
 
-    /// Has the copy begin again from this step, after an error: what followers have copied of the attempt is void.
+    /// Begins the copy again from this step, after an error: the followers' part of the attempt is void.
     fn begin_again(&mut self, from: RelayStep) {
         if let Some((_, step)) = &mut self.draft {
             *step = from;

@@ -74,7 +74,7 @@ impl<T: Transport> Server<T> {
         self.shard.peers.iter().flatten().filter(|peer| peer.worker).map(|peer| peer.identity)
     }
 
-    /// The identities of those that have ever joined this incarnation, of the first as many as the job expects.
+    /// The identities of the workers that have ever joined this incarnation, at most as many as the job expects.
     pub(crate) fn joined_identities(&self) -> impl Iterator<Item = u64> {
         self.identities.iter().copied()
     }
@@ -88,11 +88,11 @@ impl<T: Transport> Server<T> {
         !self.identities.contains(&identity)
     }
 
-    /// Tells the scheme of gradients that were announced since the last time, and of what their workers hold.
+    /// Tells the scheme which gradients were announced since the last time, and which versions their workers hold.
     pub(super) fn take_arrivals(&mut self, now: Instant) -> bool {
         let mut progress = false;
         for index in 0..self.workers.len() {
-            // Read first: a worker says what it holds before it announces what it made of that.
+            // Read first: a worker tells its version before it announces the gradient of that version.
             let Some(peer) = &self.shard.peers[index] else { continue };
             let published = peer.inbox.published();
             progress |= self.take_held(index, now);
@@ -109,7 +109,7 @@ impl<T: Transport> Server<T> {
                             state.others = header.others;
                         }
                         let gradient = GradientId { worker: (index as u16).into(), clock };
-                        // What is no magnitude is told as the largest one: no bound is kept by it.
+                        // An invalid magnitude is reported as the largest one, which no bound allows.
                         let magnitude = header.magnitude.map(|m| if m >= 0.0 { m } else { f32::INFINITY });
                         let (base, loss) = (header.base, header.loss);
                         let event = ServerEvent::Arrived { gradient, base, loss, magnitude };
@@ -143,7 +143,7 @@ impl<T: Transport> Server<T> {
             return Err("it published past the last clock that there is".into());
         }
         let header = inbox.header(clock, self.shard.frames.epoch()).map_err(|fault| fault.to_string())?;
-        // The commit of a version comes before all that a worker computes on it.
+        // The commit of a version precedes each gradient that a worker computes on it.
         if header.base > self.shard.frames.latest().version {
             return Err("its gradient is computed on a version that there is not".into());
         }

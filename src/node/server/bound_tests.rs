@@ -28,8 +28,8 @@ mod tests {
         Server::new(Shm::new(), &Address::random(), table(), &[0.0; 16], options).unwrap()
     }
 
-    /// Acts as if a checkpoint were copying the frame that the next fold writes: the fold is begun no earlier than that
-    /// it is let go.
+    /// Acts as if a checkpoint were copying the frame that the next fold writes: the fold begins no earlier than the
+    /// frame is released.
     fn hold(server: &mut Server<Shm>, is_held: bool) {
         let (latest, current) = (server.shard.frames.latest(), server.current);
         server.checkpoints.as_mut().unwrap().pretend(is_held, 1 - latest.frame, current);

@@ -1,4 +1,4 @@
-//! A server that is driven by its own loop, and what it does while there is nothing to do.
+//! A server that is driven by its own loop, and its rest while there is nothing to do.
 
 use super::Server;
 use crate::node::Error;
@@ -10,17 +10,18 @@ use crate::transport::Transport;
 impl<T: Transport> Server<T> {
     /// Serves until workers have left or were evicted `left` times in all since this server was created
     /// ([`ServerStatus::left`](crate::node::ServerStatus::left)), or `timeout` has passed. Returns true once they have,
-    /// and false if it was the timeout: serving can go on with another call. What it does between polls,
-    /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) says. [`Server`] has an example.
+    /// and false after the timeout: another call continues to serve.
+    /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) chooses between polling and sleeping. [`Server`] has an
+    /// example.
     ///
     /// # Errors
-    /// Those of [`poll`](Self::poll), at which it ends.
+    /// The errors of [`poll`](Self::poll), which end the call.
     pub fn serve(&mut self, left: u64, timeout: Duration) -> Result<bool, Error> {
         self.drive(|server| server.status().left >= left, timeout)
     }
 
-    /// Polls until `until` says so or `timeout` has passed; false if it was the timeout. What it does between polls,
-    /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) says.
+    /// Polls until `until` returns true or `timeout` has passed; false after the timeout.
+    /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) chooses between polling and sleeping.
     #[doc(hidden)]
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
         complete(self.drive_async(until, timeout))
@@ -37,8 +38,8 @@ impl<T: Transport> Server<T> {
     fn sleep(&mut self, at_most: Duration) -> WaitTurn<()> {
         let timer = self.scheme.poll_timeout().map(|at| at.saturating_since(self.shard.runtime.now()));
         let at_most = timer.map_or(at_most, |timer| at_most.min(timer));
-        // The chunks of a gradient that is being folded come in without a word, and so does the end of what holds up a
-        // fold that counts. Decisions of another server are read.
+        // The chunks of a gradient that is being folded arrive without an announcement, and so does the end of the work
+        // that holds up a fold that counts. Decisions of another server are read.
         let is_busy = self.work.bound || self.folder.is_running() || !self.owed.is_empty();
         let is_busy = is_busy || self.awaits_decisions();
         self.shard.sleep(is_busy, at_most)

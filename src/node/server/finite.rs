@@ -1,4 +1,5 @@
-//! Gradients that hold a NaN or an infinity: noticed by what a fold has made, looked for only then.
+//! Gradients that hold a NaN or an infinity: the result of a fold shows that there is one, and only then it is
+//! searched.
 
 use smallvec::SmallVec;
 

@@ -1,4 +1,4 @@
-//! What a server folds by, and the slots that it gives back once nothing reads them any more.
+//! The folder of a server, and the slots that it gives back once no fold reads them any more.
 
 #[cfg(feature = "cuda")]
 use super::NonFinite;
@@ -15,7 +15,7 @@ use crate::node::folder_gpu::GpuFolder;
 use crate::scheme::AnyScheme;
 use crate::transport::Transport;
 
-/// What folds: the GPU of the transport, if it has one, or else processors.
+/// Creates the folder: on the GPU of the transport, if it has one, otherwise on processors.
 pub(super) fn folder<T: Transport>(
     transport: &T,
     options: &ServerOptions,
@@ -61,7 +61,7 @@ fn folder_on(gpu: &Gpu, options: &ServerOptions, scheme_measures: bool) -> Resul
 }
 
 impl<T: Transport> Server<T> {
-    /// Gives a worker its slots back before `clock`: at once, or after what a GPU folds just now.
+    /// Gives a worker its slots before `clock` back: at once, or after the current fold of a GPU.
     pub(super) fn give_back(&mut self, peer: u16, clock: Clock) -> Result<(), Error> {
         if self.folder.is_quiet()? || mutant!("slot_given_back_under_fold") {
             self.shard.set_consumed(peer, clock);
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// All that a worker published in `s + 1` rounds may be due in one.
+    /// All gradients that a worker published in `s + 1` rounds may be due in one.
     #[test]
     fn delay_takes_only_workers_all_of_whose_gradients_a_fold_has_room_for() {
         for (scheme, most) in [("delay(0)", 1024), ("delay(1)", 512), ("delay(4)", 204), ("delay(1024)", 1)] {

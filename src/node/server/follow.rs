@@ -188,12 +188,13 @@ impl<T: Transport> Server<T> {
 
     // ------------------------------------------------------------------ the server that follows
 
-    /// Reads what the decider has decided. An error once its connection has ended.
+    /// Reads the decisions of the decider. An error once its connection has ended.
     pub(super) fn hear(&mut self, now: Instant) -> Result<bool, Error> {
         let Some(following) = &mut self.following else { return Ok(false) };
         let Some(link) = &mut following.link else { return Ok(false) };
         let heard = link.hear(now, &mut following.queue);
-        // Also where the connection has ended: what was read before that waits in the queue, and is not read again.
+        // Also where the connection has ended: decisions that were read before wait in the queue, and are not read
+        // again.
         following.position = Some(link.follow.position());
         match heard {
             Ok(progress) => Ok(progress),
@@ -294,8 +295,8 @@ impl<T: Transport> Server<T> {
         self.release_peers();
     }
 
-    /// Looks again at the inbox of a worker that has left: where memory is mapped it writes on until it notices, and
-    /// announces to the decider what is here then.
+    /// Looks again at the inbox of a worker that has left: where memory is mapped it keeps writing until it notices,
+    /// and announces to the decider gradients that are here then.
     fn hear_out(&mut self, session: u64) {
         let departed = self.following.iter().flat_map(|following| &following.departed);
         let Some((index, gone)) = departed.enumerate().find(|(_, gone)| gone.source.session == session)
@@ -459,7 +460,7 @@ impl<E: Endpoint> Decided<E> {
             while let Some(completion) = self.endpoint.poll() {
                 self.follow.complete(completion);
             }
-            // What was read is carried out before more of it is asked for.
+            // Decisions that were read are carried out before more are asked for.
             let stepped = self.follow.advance(&mut self.endpoint, |decision| queue.push_back(decision))?;
             progress |= stepped;
             if !stepped {

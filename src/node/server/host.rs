@@ -20,8 +20,8 @@ impl<T: Transport> Server<T> {
     /// [`ServerOptions::workers`] counts hosts.
     ///
     /// Sums are f32, rounded after each addition: first over the host's workers, then over hosts, each in the order in
-    /// which they joined. The workers' gradients may be in any encoding. The whole table is one shard here, whatever
-    /// the number of servers.
+    /// which they joined. The workers' gradients may be in any encoding. The whole table is one shard here, for any
+    /// number of servers.
     ///
     /// `timeout` is for the first parameters. Then [`serve`](Self::serve) it until all workers have left, and drop it:
     /// as long as it is there and has no worker, the servers wait for its next gradient. Workers whose server this is

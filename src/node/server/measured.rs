@@ -1,12 +1,13 @@
-//! What a scheme is told of the fold that was measured.
+//! The statistics of a measured fold, as the scheme receives them.
 
 use super::Server;
 use crate::scheme::Statistics;
 use crate::transport::Transport;
 
 impl<T: Transport> Server<T> {
-    /// What the scheme is told, of what was measured of this shard. Where it decides for all shards its elements are a
-    /// sample of the gradient, and the loss is of the whole: squares are extrapolated to the elements of all.
+    /// The statistics for the scheme out of the measurements of this shard. Where this server decides for all shards,
+    /// its elements are a sample of the gradient, and the loss is of the whole: squares are extrapolated to the
+    /// elements of all shards.
     pub(super) fn of_all_shards(&self, of_shard: Statistics) -> Statistics {
         if self.shard.decider.is_none() {
             return of_shard;
@@ -42,7 +43,7 @@ mod tests {
 
     type Told = Arc<Mutex<Vec<Statistics>>>;
 
-    /// DBW, of which one can hear what a server is told.
+    /// DBW that records the statistics which it receives.
     struct Overheard(SchemeConfig, Told);
 
     impl Scheme for Overheard {
@@ -82,7 +83,7 @@ mod tests {
         }
     }
 
-    /// What the scheme is told of a fold of two gradients, the same in each sixteenth of the table.
+    /// The statistics that the scheme receives of a fold of two gradients, the same in each sixteenth of the table.
     fn told_over(shards: u16) -> Statistics {
         let told = Told::default();
         let dbw: SchemeConfig = "dbw(2, delivery=pull)".parse().unwrap();

@@ -12,7 +12,7 @@ impl<T: Transport> Server<T> {
         }
     }
 
-    /// Begins the pushes that are wanted, and takes note of those that have ended.
+    /// Begins the pushes that are due, and records the pushes that have ended.
     pub(super) fn push(&mut self) {
         let frames = &self.shard.frames;
         let latest = frames.latest();

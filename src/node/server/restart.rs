@@ -19,12 +19,12 @@ impl<T: Transport> Server<T> {
     /// Nothing is applied before [`workers`](ServerOptions::workers) of them are in, as at the begin of a job; as many
     /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
     /// checkpoint's; the optimiser's constants, the scheme and the learning rate may be others. If it is the checkpoint
-    /// before a damaged one that this server is to replace, the damaged file is renamed as this server begins: it ends
-    /// in `.damaged`.
+    /// before a damaged one that this server is to replace, the damaged file is renamed when this server begins: its
+    /// name then ends in `.damaged`.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new); [`Error::Checkpoint`]: `table`, shard or optimiser are not the checkpoint's, or the
-    /// damaged file could not be renamed.
+    /// The errors of [`new`](Self::new); [`Error::Checkpoint`]: `table`, shard or optimiser are not the checkpoint's,
+    /// or the damaged file could not be renamed.
     pub fn resume(
         transport: T,
         address: &Address,
@@ -36,7 +36,7 @@ impl<T: Transport> Server<T> {
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
         let (folded, applied) = (checkpoint.folded(), checkpoint.applied().clone());
-        // What another scheme has learned, or the same one with other settings, means something else.
+        // The learned state of another scheme, or of the same one with other settings, does not apply here.
         let learned = checkpoint.learned().filter(|_| checkpoint.scheme() == options.scheme.to_string());
         let folder = None;
         let start = IncarnationStart {
@@ -62,8 +62,9 @@ impl<T: Transport> Server<T> {
         Ok(server)
     }
 
-    /// Asks for a checkpoint of the newest version, to be begun by the next [`poll`](Self::poll), or once one that is
-    /// being written has ended. [`ServerStatus::checkpointed`](super::ServerStatus::checkpointed) tells of its end.
+    /// Asks for a checkpoint of the newest version. The next [`poll`](Self::poll) begins it, or a later one, once the
+    /// checkpoint that is being written has ended. [`ServerStatus::checkpointed`](super::ServerStatus::checkpointed)
+    /// tells its end.
     #[doc(hidden)]
     pub fn request_checkpoint(&mut self) -> Result<(), Error> {
         self.writer()?.request();
@@ -85,17 +86,17 @@ impl<T: Transport> Server<T> {
         let runtime = self.shard.runtime.clone();
         let written = wait(&runtime, runtime.now() + timeout, |at| {
             let progress = match self.poll(at) {
-                // The one that decides for this one may have ended before.
+                // The deciding server may have ended before.
                 Err(Error::ServerLost { .. } | Error::Evicted { .. }) if self.follows() => true,
                 polled => polled?,
             };
             let writer = self.writer()?;
-            // Asked first: one that ends between the two questions has then been written, or has failed.
+            // Asked first: a checkpoint that ends between the two questions was then written, or has failed.
             let idle = writer.is_idle();
             if let Some(written) = writer.written().filter(|written| *written >= newest) {
                 return Ok(WaitTurn::Done(written));
             }
-            // One that was under way already may be of an older version: only the end of one's own is the end.
+            // A checkpoint that was under way already may be of an older version: only one requested here counts.
             if idle && !std::mem::replace(&mut requested, true) {
                 writer.request();
             } else if idle {
@@ -227,7 +228,7 @@ mod tests {
                 .unwrap();
             let made = latest.version.behind(server.status().version);
             server.writer().unwrap().pretend(false, latest.frame, current);
-            // Those that had to wait go on at once.
+            // The workers that had to wait continue at once.
             assert!(server.drive(|server| server.status().version >= Version::new(4), PATIENCE).unwrap());
             assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
             4u64.saturating_sub(latest.version.get()).min(made)

@@ -16,7 +16,7 @@ pub struct ServerOptions {
     pub scheme: scheme::AnyScheme,
     /// The effect of a gradient's staleness on its weight.
     pub damping: scheme::Damping,
-    /// Each gradient counts whole, whatever its scheme would weigh it with: updates add up, as counts do, and the step
+    /// Each gradient counts with weight 1 instead of the scheme's weight: updates add up, as counts do, and the step
     /// size is not shared among the workers. Under BSP, ASP, SSP, ESSP, BAP and others that fold every gradient in.
     pub additive: bool,
     /// Number of workers of the job: nothing is applied before that many have joined.
@@ -43,8 +43,8 @@ pub struct ServerOptions {
 }
 
 /// Treatments of gradients that hold a NaN or an infinity. The server counts such gradients in any case
-/// ([`ServerStatus::non_finite`]), but for one that folds on a GPU and allows them. Noticing them costs no pass over
-/// memory; a fold that has one is done again without it.
+/// ([`ServerStatus::non_finite`]), except a server that folds on a GPU and allows them. To notice them costs no pass
+/// over memory; a fold with such a gradient is done again without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NonFinite {
     /// They are folded in as they are, and the parameters are not finite from then on ([`ServerStatus::diverged`]).
@@ -98,16 +98,16 @@ pub struct ServerStatus {
     pub access_violations: u64,
     /// Devices side by side that connections have lost, and gone on over the others: [`Transport::rails_lost`].
     pub rails_lost: u64,
-    /// Workers that were let go because what they wrote broke the protocol.
+    /// Workers that were evicted because their words broke the protocol.
     pub misbehaved: u64,
-    /// Gradients that were folded in, those in the checkpoint among them that this incarnation began with. A sum over
-    /// the workers of a host counts as many as it holds.
+    /// Gradients that were folded in, including the gradients in the checkpoint that this incarnation began with. A sum
+    /// over the workers of a host counts as many as it holds.
     pub folded: u64,
-    /// The sum, over the gradients that this incarnation folded in, of the versions made between the one that a
-    /// gradient was computed on and the one that it is in. In a server that began at version 0 this over `folded` is
+    /// The sum, over the gradients that this incarnation folded in, of the versions between the version that a gradient
+    /// was computed on and the version that it is in. In a server that began at version 0 this over `folded` is
     /// the mean staleness in versions.
     pub versions_behind: u64,
-    /// Those of them that were computed on the version before the one that they are in.
+    /// Gradients of this incarnation that were computed on the version right before the version that they are in.
     pub fresh: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
@@ -116,7 +116,7 @@ pub struct ServerStatus {
     /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and
     /// started again after they were announced.
     pub missing: u64,
-    /// Gradients that held a NaN or an infinity, whatever became of them.
+    /// Gradients that held a NaN or an infinity, folded in or not.
     pub non_finite: u64,
     /// The first version with a parameter, or a second moment of Adam or AdamW, that is NaN or infinite. From then on
     /// no checkpoint is written.
@@ -142,8 +142,8 @@ pub struct ServerStatus {
     pub checkpointed: Option<Version>,
     /// Checkpoints that could not be written; [`checkpoint_failure`](super::Server::checkpoint_failure) says why.
     pub checkpoints_failed: u64,
-    /// The most versions that a worker which came back had seen beyond the one that this incarnation began at: updates
-    /// that were lost with the incarnation before. `None` while no such worker has come.
+    /// The most versions that a returning worker had seen beyond the first version of this incarnation: updates that
+    /// were lost with the incarnation before. `None` while no such worker has come.
     pub lost_updates: Option<u64>,
     /// False if another server decides for this one and this one is not connected to it: call
     /// [`Server::follow`](super::Server::follow).

@@ -1,4 +1,4 @@
-//! Gradients that are sums over several workers: those that a server hands on which stands for its host.
+//! Gradients that are sums over several workers: a server that stands for its host hands them on.
 
 use super::{FoldSource, Server, ServerOptions, WorkerState};
 use crate::node::folder::FoldMetadata;
@@ -20,8 +20,8 @@ pub(super) enum Sums {
 /// How a worker breaks the protocol whose gradient is a sum where none is taken.
 const REFUSED: &str = "its gradient is a sum over several workers, which this server's scheme cannot weigh";
 
-/// The most workers beside the one that publishes a sum whose gradients may be in it: without a bound, one faulty word
-/// would take the weight of all others away.
+/// The most workers whose gradients may be in a sum, beside the worker that publishes it: without a bound, one faulty
+/// word would take the weight of all others away.
 pub(super) const OTHERS_MAX: u32 = u16::MAX as u32;
 
 impl Sums {
@@ -73,9 +73,9 @@ impl<T: Transport> Server<T> {
         }
     }
 
-    /// The workers beside its own that are in a gradient of a fold that counts: as it said when it was announced, where
-    /// weights go by that. A worker under other schemes may have announced the next one since, so there its header is
-    /// asked again, which decides no more than what is counted.
+    /// The number of workers, beside its own, whose gradients are in one gradient of a fold that counts. Where weights
+    /// depend on it, it is the number of the announcement. Under other schemes the worker may have announced its next
+    /// gradient since, so its header is read again there, and the number only goes into counters.
     pub(super) fn others(&self, source: &FoldSource, header: Option<SlotHeader>) -> u64 {
         let others = match self.sums {
             Sums::Refused => 0,
@@ -85,7 +85,7 @@ impl<T: Transport> Server<T> {
         u64::from(others.min(OTHERS_MAX))
     }
 
-    /// What the gradients of the fold at hand came with, as their headers say.
+    /// The metadata of the gradients of the current fold, as their headers say.
     pub(super) fn metadata(&self) -> FoldMetadata {
         let epoch = self.shard.frames.epoch();
         let (mut metadata, mut sum, mut with_loss) = (FoldMetadata::default(), 0.0, 0);
@@ -93,7 +93,7 @@ impl<T: Transport> Server<T> {
             let header = source.inbox.header_again(share.gradient.clock, epoch);
             let workers = 1 + self.others(source, header);
             metadata.workers += workers;
-            // The loss of one that is not folded in is not of this version, and no number where that is not finite.
+            // The loss of a gradient that is not folded in does not belong to this version, and may not be finite.
             let is_folded = !self.work.left_out.contains(&share.gradient);
             if let Some(loss) = header.and_then(|header| header.loss).filter(|_| is_folded) {
                 sum += workers as f64 * f64::from(loss);

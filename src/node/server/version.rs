@@ -17,7 +17,7 @@ use crate::transport::{PayloadMemory, Transport};
 const CHUNKS_PER_TURN: usize = 16;
 
 impl<T: Transport> Server<T> {
-    /// Notes what is to be folded next; memory is touched once the first chunk has come.
+    /// Plans the next fold; memory is touched once the first chunk has arrived.
     pub(super) fn plan(&mut self) {
         self.abandon();
         std::mem::swap(&mut self.work.shares, &mut self.shares);
@@ -79,7 +79,7 @@ impl<T: Transport> Server<T> {
             return Ok(false);
         }
         let checkpoints = self.checkpoints.as_ref();
-        // What would be written is being copied for a checkpoint: look again at the next poll.
+        // The states to be written are being copied for a checkpoint: look again at the next poll.
         if !self.states.is_empty() && checkpoints.is_some_and(|writer| writer.holds_states(1 - self.current))
         {
             return Ok(false);
@@ -105,7 +105,7 @@ impl<T: Transport> Server<T> {
         };
         self.work.frame = Some(frame);
         self.start_job(frame, version)?;
-        // Those that wait for the version follow the fold.
+        // Peers that wait for the version follow the fold.
         self.shard.note_news();
         Ok(true)
     }
@@ -223,7 +223,7 @@ impl<T: Transport> Server<T> {
         self.current = 1 - self.current;
         self.work.bound = false;
         self.release_peers();
-        // Their slots, once what they held can be read.
+        // The workers' slots are released once the new version can be read.
         for share in &self.work.shares {
             let worker = share.gradient.worker;
             if let (Some(state), Some(peer)) = (&self.workers[worker.index()], worker.peer()) {

@@ -1,4 +1,4 @@
-//! Who is let in: peers that connect are answered, prepared for, or refused with the reason.
+//! Admission: peers that connect are answered, prepared for and accepted, or refused with the reason.
 
 use super::decider::Decider;
 use super::joining::PreparedPeer;
@@ -78,8 +78,8 @@ impl<T: Transport> Shard<T> {
     /// Answers a peer that only asks.
     fn answer(&mut self, incoming: IncomingOf<T>, message: Vec<u8>, now: Instant) {
         if self.answering.len() >= MAX_PENDING_HANDSHAKES {
-            // The one that was answered first has had the most time to read its answer. Were the new one refused,
-            // inquirers that stay would keep all others out.
+            // The peer that was answered first has had the most time to read its answer. If the new one were refused
+            // instead, peers that only ask and stay connected would keep all others out.
             self.answering.remove(0);
         }
         match incoming.accept(Offer { message, grants: Vec::new() }) {
@@ -98,7 +98,7 @@ impl<T: Transport> Shard<T> {
         events: &mut Vec<ShardEvent>,
     ) {
         let PreparedPeer { incoming, hello, inbox, grants } = newcomer;
-        // What a checkpoint says: during a fold the scheme's own can be far ahead of it.
+        // The clock as a checkpoint would have it: during a fold the scheme's own clock can be far ahead of it.
         let announced = clock.min(self.frames.smallest_clock());
         let (worker, identity, session) = match hello.role {
             PeerRole::Worker { identity, session, .. } => (true, identity, session),
@@ -116,12 +116,12 @@ impl<T: Transport> Shard<T> {
                 let reason = format!("its clock {} is too far ahead of {}", resume.clock.get(), clock.get());
                 return self.refuse(incoming, reason);
             }
-            // Clocks name iterations: a worker that waits for this one's would wait for ever for those that it has
-            // done.
+            // Clocks name iterations: another worker that waits for this worker's gradients would wait for ever for the
+            // ones that it has published already.
             Some(resume) => clock.max(resume.clock),
             None => clock,
         };
-        // What was taken of it is not taken again.
+        // Its gradients that were taken are not taken again.
         let is_bound = worker && !mutant!("taken");
         let clock = if is_bound { clock.max(self.taken.begin(identity)) } else { clock };
         let checked = self.check(&hello, 0, 0).and_then(|(peer, slots)| Ok((peer, slots, inbox?)));
@@ -220,8 +220,8 @@ impl<T: Transport> Shard<T> {
         incoming.refuse(refusal);
     }
 
-    /// The index of a peer and what its slots are like; or why it is not let in. So many others are being let in, and
-    /// so many `ahead` of it wait for that.
+    /// The index of a peer and the layout of its slots; or the reason why it is refused. So many others are being
+    /// accepted, and so many `ahead` of it wait for that.
     pub(super) fn check(
         &self,
         hello: &PeerHello,

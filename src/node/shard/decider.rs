@@ -32,7 +32,7 @@ impl Decider {
         self.decisions.region().whole()
     }
 
-    /// The entry after all that were decided.
+    /// The entry after the last decision.
     fn end(&self) -> u64 {
         self.decisions.end() + self.waiting.len() as u64
     }
@@ -58,7 +58,7 @@ impl Decider {
         }
     }
 
-    /// The server of `shard` has gone. One that had taken nothing was never the shard's.
+    /// The server of `shard` is gone. A server that had taken no decision was never the shard's.
     pub(super) fn leave(&mut self, shard: u16) {
         if let Some(index) = self.index(shard) {
             self.beginning[index] = None;
@@ -82,7 +82,7 @@ impl Decider {
         true
     }
 
-    /// Decides. What there is no room for waits.
+    /// Adds a decision. It waits if the ring has no room for it.
     pub(in crate::node) fn say(&mut self, decision: Decision) {
         if let Decision::Apply { version, .. } = decision {
             self.version = version;
@@ -90,12 +90,12 @@ impl Decider {
         self.waiting.push_back(decision);
     }
 
-    /// Moves what waits into the ring as far as there is room, and announces it.
+    /// Moves waiting decisions into the ring as far as there is room, and announces them.
     pub(in crate::node) fn flush(&mut self) -> bool {
         let (mut taken, mut moved) = (self.taken_by_all(), false);
         while let Some(decision) = self.waiting.front() {
             if !self.decisions.append(*decision, taken) {
-                // Those that have come wait for this entry, or for a later one.
+                // The servers that have come wait for this entry, or for a later one.
                 if !self.begin_all() {
                     break;
                 }
@@ -167,7 +167,7 @@ mod tests {
         from
     }
 
-    /// The one that comes meanwhile finds that the table is not its own, and goes.
+    /// A server that comes meanwhile finds that the table is not its own, and leaves.
     #[test]
     fn a_server_that_is_let_in_by_mistake_leaves_the_real_one_its_position() {
         let mut decider = decider();

@@ -1,5 +1,5 @@
-//! Peers that are let go. What is left of them is undone by a thread of its own: that may take many milliseconds for
-//! each, in which the owner serves all others.
+//! Peers that are disconnected. A thread of its own frees their resources: that may take many milliseconds for each
+//! peer, during which the owner serves all others.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::transport::{Endpoint, HANDSHAKE_TIMEOUT, Remains, Transport};
 /// Period at which the thread looks whether memory is still read that it is to give back.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What is left of a peer. When it reaches nothing of it any more is told by [`Endpoint::close`].
+/// The resources of a disconnected peer. [`Endpoint::close`] says from when on the peer reaches none of them.
 struct PeerRemains {
     // Dropped in this order.
     connection: Option<Remains>,
     inbox: Option<PeerInbox>,
 }
 
-/// The end of all that was to be undone at some moment.
+/// A wait until the thread has freed all resources that were in its queue at some moment.
 pub(super) struct Undone(Option<Receiver<()>>);
 
 impl Undone {
-    /// Waits for it, but no longer than a handshake may take. Memory and queue pairs of a newcomer may be short until
-    /// those of peers that left are given back.
+    /// Waits for that, but no longer than a handshake may take. Memory and queue pairs for a new peer may be short
+    /// until those of departed peers are freed.
     pub(super) fn wait(self) {
         if let Some(undone) = self.0
             && undone.recv_timeout(HANDSHAKE_TIMEOUT) == Err(RecvTimeoutError::Timeout)
@@ -37,12 +37,12 @@ impl Undone {
 /// Peers of which something is left to be undone.
 #[derive(Default)]
 pub(super) struct DepartingPeers {
-    /// The thread, once a peer has left, and the queue of what it is to undo.
+    /// The thread, once a peer has left, and its queue.
     thread: Option<(SyncSender<Box<PeerRemains>>, OwnThread)>,
 }
 
 impl DepartingPeers {
-    /// Has the thread undo what is left of a peer, of which so many may be in at a time.
+    /// Lets the thread free the resources of a peer. At most `peers` peers may be in at a time.
     fn undo(&mut self, remains: PeerRemains, peers: u16) {
         if self.thread.is_none() {
             // As many newcomers may wait.
@@ -58,11 +58,11 @@ impl DepartingPeers {
         }
     }
 
-    /// The end of all that is to be undone by now.
+    /// A wait for the current content of the queue.
     pub(super) fn undone(&self) -> Undone {
         let Some((queue, _)) = &self.thread else { return Undone(None) };
         let (mark, undone) = channel::<()>();
-        // It is dropped behind all that is in the queue.
+        // It is dropped behind the current content of the queue.
         let mark = PeerRemains { connection: Some(Box::new(mark)), inbox: None };
         Undone(queue.try_send(Box::new(mark)).is_ok().then_some(undone))
     }
@@ -77,9 +77,10 @@ impl Drop for DepartingPeers {
     }
 }
 
-/// Undoes what comes, in order, until nothing more can come.
+/// Frees the resources in the queue, in order, until its sender is gone.
 fn undo_all(queue: &Receiver<Box<PeerRemains>>) {
-    // Inboxes out of which gradients are still folded: let go of here, they would be given back by the owner's thread.
+    // Inboxes out of which gradients are still folded: if this thread dropped them now, the owner's thread would free
+    // them.
     let mut inboxes: Vec<PeerInbox> = Vec::new();
     let give_back = |inboxes: &mut Vec<PeerInbox>| inboxes.retain(|inbox| !inbox.is_unshared());
     loop {
@@ -89,7 +90,7 @@ fn undo_all(queue: &Receiver<Box<PeerRemains>>) {
         };
         match next {
             Ok(remains) => {
-                // The owner may have let go of some before it sent this, which may tell that all before it is undone.
+                // The owner may have released some before it sent this, and this may be the mark of a wait for them.
                 give_back(&mut inboxes);
                 drop(remains.connection);
                 inboxes.extend(remains.inbox);
@@ -102,7 +103,7 @@ fn undo_all(queue: &Receiver<Box<PeerRemains>>) {
 }
 
 impl<T: Transport> Shard<T> {
-    /// Lets a peer go: its pins, slots and what it published without being applied are void.
+    /// Disconnects a peer: its pins, its slots and its gradients that were not applied become void.
     pub(in crate::node) fn dismiss(
         &mut self,
         peer: u16,

@@ -5,7 +5,7 @@ use crate::mem::ForkGuard;
 use crate::node::Error;
 use crate::transport::Transport;
 
-/// Checks that this process is the one that made the guard, the owner of something: it alone may write that.
+/// Checks that this process made the guard, as the owner of something that it alone may write.
 pub(in crate::node) fn expect_owner(guard: ForkGuard, operation: &'static str) -> Result<(), Error> {
     let reason = "this process was forked from the owner: make a publisher or a server of its own here";
     if guard.is_inherited() { Err(Error::OutOfTurn { operation, reason }) } else { Ok(()) }

@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_millis(1);
 /// The time after which a peer may ask again for which there was no memory.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// The rights on the slots of a peer. They have payloads only: their headers, and what announces them, are on its page.
+/// The rights on the slots of a peer. They have payloads only: headers and announcing words are on its page.
 const SLOTS: Access = Access::REMOTE_WRITE.union(Access::RELAXED);
 
 /// A peer to which nothing but the answer is missing.
@@ -36,7 +36,7 @@ pub(super) struct PreparedPeer<I> {
 pub(super) struct JoiningPeers<I> {
     /// A thread that outlives its owner ends by itself, and closes the connection.
     threads: Vec<JoinHandle<PreparedPeer<I>>>,
-    /// Under a simulator: those that were prepared for on the spot, and when a thread would have ended.
+    /// Under a simulator: the peers that were prepared at once, and the times at which a thread would have ended.
     ready: Vec<(Instant, PreparedPeer<I>)>,
     /// Peers were met since the last look.
     is_fresh: bool,
@@ -57,10 +57,10 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
         self.len() == 0
     }
 
-    /// Begins to prepare for a peer: memory of its own with these slots, and that together with the memory of all peers
-    /// registered for it, and behind it the decisions for a follower, or the differences for a reader. What earlier
-    /// peers have left comes first. A simulator says when that is done: all its nodes run in one thread, and its time
-    /// stands still while they compute.
+    /// Begins to prepare for a peer: allocates its own memory with these slots, and registers it for the peer together
+    /// with the memory that all peers share, and with the decisions for a follower or the differences for a reader. The
+    /// resources of earlier peers are freed first. A simulator says when that is done: all its nodes run in one
+    /// thread, and its time stands still while they compute.
     pub(super) fn begin<T: Transport>(
         &mut self,
         transport: &Arc<T>,
@@ -128,7 +128,7 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
     }
 }
 
-/// What a peer is granted: host memory in order, and memory of a GPU with its index among all.
+/// The grants for a peer: host memory in order, and memory of a GPU with its index among all grants.
 fn sort(memory: impl Iterator<Item = PayloadMemory>) -> (Vec<LocalSlice>, Vec<GpuGrant>) {
     let (mut on_host, mut on_gpu) = (Vec::new(), Vec::new());
     for (at, memory) in memory.enumerate() {

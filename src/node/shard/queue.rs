@@ -37,7 +37,7 @@ impl ReaderQueue {
         own.unwrap_or(self.readers.len())
     }
 
-    /// A reader was refused: for now, or for good, if it is not told when to ask again.
+    /// A reader was refused: temporarily, or permanently if the refusal has no time to ask again.
     pub(super) fn refuse(
         &mut self,
         own: Option<&QueueTicket>,
@@ -51,8 +51,9 @@ impl ReaderQueue {
         }
     }
 
-    /// A reader was told to ask again after so long: it joins the end of the queue, or stays where it is. One that will
-    /// not ask again does not join. Room is kept for one that said so and does not for `grace` longer, at most.
+    /// A reader was told to ask again after so long: it joins the end of the queue, or keeps its position. A reader
+    /// that will not ask again does not join. For a reader that does not ask again although it said so, room is kept
+    /// for at most `grace` longer.
     fn stay(&mut self, own: &QueueTicket, after: Duration, grace: Duration, now: Instant) {
         let left = Duration::from_nanos(own.left_ns);
         let until = now + after + grace.min(left);
@@ -66,15 +67,15 @@ impl ReaderQueue {
         }
     }
 
-    /// A reader is let in, or refused for good.
+    /// A reader is accepted, or refused permanently.
     pub(super) fn leave(&mut self, ticket: Option<&QueueTicket>) {
         self.readers.retain(|reader| ticket.is_none_or(|own| own.number != reader.ticket));
     }
 }
 
-/// There is no room for another peer than the `allowed` ones, of which so many are being let in. A reader, with so many
-/// ahead of it, is to ask again. So is a worker while others are being let in, of which it may be one that was started
-/// again; otherwise a worker too many is a mistake in the job's settings.
+/// The refusal where there is no room beside the `allowed` peers, of which so many are still being accepted. A reader,
+/// with so many ahead of it, is to ask again. So is a worker while peers are being accepted, since it may be the
+/// restart of one of them; otherwise one worker too many is a mistake in the job's settings.
 pub(super) fn no_room(
     role: &PeerRole,
     allowed: usize,

@@ -24,7 +24,7 @@ impl<T: Transport> Shard<T> {
         if !self.is_notified || is_busy || are_pushing || self.is_inherited() {
             return WaitTurn::Idle;
         }
-        // Connections and heartbeats are looked at that often, whatever happens in between.
+        // Connections and heartbeats are checked that often in any case.
         let look = (self.beaten + self.look_every()).saturating_since(self.runtime.now());
         self.listener.wait(at_most.min(look));
         // It may have been a newcomer, which wakes this thread once.
@@ -32,8 +32,8 @@ impl<T: Transport> Shard<T> {
         WaitTurn::Slept
     }
 
-    /// Gives what another thread sleeps at until a peer arrives, if it is to sleep and this transport has that: from
-    /// now on no peer that is let in wakes this owner.
+    /// Returns a watch at which another thread sleeps until a peer arrives, if the owner sleeps and the transport can
+    /// do that: peers that are accepted from now on do not wake this owner.
     pub(in crate::node) fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
         if std::mem::take(&mut self.is_notified) { self.listener.watch_arrivals() } else { None }
     }

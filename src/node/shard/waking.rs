@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::param::fence_before_waking;
 use crate::transport::{Endpoint, Transport};
 
-/// The peers for which there may be something new since the last look at who sleeps.
+/// The peers for which there may be news since the sleeping peers were last woken.
 #[derive(Debug, Default)]
 pub(in crate::node) struct News {
     /// Peers that sleep while they wait.
@@ -28,7 +28,7 @@ impl<T: Transport> Shard<T> {
         }
     }
 
-    /// Wakes those that sleep and have something new to look at. Where no peer ever sleeps it looks at none.
+    /// Wakes the sleeping peers for which there is news. If no peer ever sleeps, it looks at none.
     pub(in crate::node) fn wake_peers(&mut self) {
         let for_all = std::mem::take(&mut self.news.for_all);
         if !std::mem::take(&mut self.news.for_any) || self.news.sleepers == 0 {

@@ -10,16 +10,16 @@ use crate::transport::Transport;
 impl<T: Transport> Step<'_, T> {
     /// Publishes the gradient as [`publish`](Self::publish) does, and under BAP does not wait for it: the next step may
     /// begin while it is on its way to the servers, as its scheme does not wait for it either. One gradient at a time
-    /// is on its way, so this call first waits, at most `timeout`, for that of the step before; if it meets its
-    /// deadline there, this step is abandoned. [`should_stop`](Self::should_stop) moves the gradient on, as all waiting
-    /// does; over TCP and RDMA most of the way needs no help of this thread.
+    /// is on its way, so this call first waits, at most `timeout`, for the gradient of the step before; if it meets its
+    /// deadline there, this step is abandoned. [`should_stop`](Self::should_stop) drives the gradient forward, as every
+    /// wait does; over TCP and RDMA most of the way needs no help of this thread.
     ///
     /// The gradients of two successive steps lie in memory of their own, and [`gradient`](Self::gradient) lends them by
     /// turns. A worker that reads its own writes, or whose gradients lie in memory of the caller's, waits until all
     /// servers have the gradient, and so does a worker of any other scheme.
     ///
     /// # Errors
-    /// Those of [`publish`](Self::publish).
+    /// The errors of [`publish`](Self::publish).
     pub fn publish_in_background(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         complete(self.publish_in_background_async(loss, timeout))
     }
@@ -53,7 +53,7 @@ impl<T: Transport> Worker<T> {
     /// Leaves the gradient that is being published on its way, and goes on to the next clock.
     fn go_on(&mut self) {
         self.outgoing = true;
-        // That of the step before has arrived.
+        // The gradient of the step before has arrived.
         std::mem::swap(&mut self.gradient, &mut self.other_gradient);
         self.end_clock(self.runtime.now());
     }
@@ -92,7 +92,7 @@ impl<T: Transport> Worker<T> {
         if !self.outgoing {
             return Ok(());
         }
-        // What follows is waiting.
+        // From here on the worker waits.
         let begun = self.runtime.now();
         self.statistics.compute += self.computing_since.take().map_or(Duration::ZERO, |since| begun - since);
         self.wait(timeout, "publishing the gradient of the step before", |worker| !worker.outgoing).await

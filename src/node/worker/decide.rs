@@ -9,7 +9,7 @@ use crate::time::Instant;
 use crate::transport::Transport;
 
 impl<T: Transport> Worker<T> {
-    /// Carries out what the scheme asks for, once.
+    /// Carries out the scheme's next action, once.
     pub(super) fn decide(&mut self, now: Instant) -> Result<bool, Error> {
         // Parameters that a GPU still copies are not replaced.
         if !self.copies.are_done()? && !mutant!("pull_over_gpu_copy") {
@@ -90,7 +90,8 @@ impl<T: Transport> Worker<T> {
         Ok(true)
     }
 
-    /// Announces a gradient to the server that decides once all others have it: what it decides on is then everywhere.
+    /// Announces a gradient to the deciding server once all other servers have it: then it decides on gradients that
+    /// all servers have.
     pub(super) fn release_first(&mut self) {
         if let [first, others @ ..] = &mut self.parts[..]
             && others.iter().all(|part| part.published)
@@ -101,7 +102,7 @@ impl<T: Transport> Worker<T> {
     }
 
     /// Changes the bound that the copies being brought are to satisfy. Shards that were brought already satisfied
-    /// the bound before: `collect_copies` asks for those again that do not satisfy this one.
+    /// the bound before: `collect_copies` asks again for the shards that do not satisfy this one.
     fn amend_refresh(&mut self, bound: Bound) {
         for part in self.parts.iter_mut().filter(|part| !part.refreshed) {
             let bound = part.bound(bound);
@@ -109,7 +110,7 @@ impl<T: Transport> Worker<T> {
         }
     }
 
-    /// Brings the copy at hand up to date with what this worker has published.
+    /// Applies this worker's own published gradients to the copy at hand.
     fn show_own(&mut self) -> Result<(), Error> {
         let (Some(own), Some(buffer)) = (&self.own, &mut self.parameters) else { return Ok(()) };
         let parameters = buffer.f32s_mut().ok_or(Error::InFlight { what: "parameters" })?;

@@ -20,7 +20,7 @@ pub(super) const NEEDS_BYTES: GpuError =
 const NEEDS_CHECKSUM: GpuError = GpuError::OnGpu { operation: "compute the checksum of a gradient" };
 
 impl<T: Transport> Worker<T> {
-    /// The error that GPUs have not copied after so long what the step has asked for.
+    /// The error that GPUs have not completed the copies of the step after so long.
     #[doc(hidden)]
     pub fn not_copied(&self, waited: Duration) -> Error {
         self.copies.late(waited)
@@ -40,11 +40,11 @@ impl<T: Transport> Worker<T> {
 
 impl<T: Transport> Step<'_, T> {
     /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
-    /// `stream` has now. What `stream` gets later waits for the copy. It returns at once; the parameters are replaced
-    /// by those of the next step only once the copy is done.
+    /// `stream` has now. Later work of `stream` waits for the copy. It returns at once; the parameters of the next step
+    /// replace these only once the copy is done.
     ///
     /// # Errors
-    /// The worker reads in place; there are not so many bytes; the memory is that of another GPU; the stream captures a
+    /// The worker reads in place; there are not so many bytes; the memory is on another GPU; the stream captures a
     /// graph; the driver refuses the copy.
     pub fn copy_parameters_to_gpu(
         &mut self,
@@ -68,8 +68,8 @@ impl<T: Transport> Step<'_, T> {
     /// copy, and abandons the step if it is not done by its timeout ([`GpuError::NotCopied`](crate::cuda::GpuError)).
     ///
     /// # Errors
-    /// The bytes do not fit the gradient; the memory is that of another GPU; the stream captures a graph; the driver
-    /// refuses the copy.
+    /// The bytes do not fit the gradient; the memory is on another GPU; the stream captures a graph; the driver refuses
+    /// the copy.
     pub fn copy_gradient_from_gpu(
         &mut self,
         offset: u64,
@@ -110,7 +110,7 @@ impl<T: Transport> Step<'_, T> {
         if given == expected { Ok(()) } else { Err(Error::Length { given, expected, unit: "bytes" }) }
     }
 
-    /// True once GPUs have copied all that this step has asked for. It does not wait.
+    /// True once GPUs have completed all copies of this step. It does not wait.
     ///
     /// # Errors
     /// Work of this process on a GPU failed; its copies are over and were not made.
@@ -122,17 +122,16 @@ impl<T: Transport> Step<'_, T> {
     /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
     /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
     /// the memory may change then. After an [`Error::Deadline`], or the [`GpuError::NotCopied`](crate::cuda::GpuError)
-    /// that says what this process's GPU waits for, the gradient is still on its way, and the next [`Worker::step`]
-    /// finishes it. An [`Error::Deadline`] of the wait for a gradient that was published
-    /// [in the background](Self::publish_in_background) abandons this step, as for [`publish`](Self::publish). The
-    /// stream does not wait. Only over a transport with the GPU ([`Shm::with_gpu`](crate::Shm::with_gpu),
-    /// `Tcp::with_gpu`, `Verbs::with_gpu`).
+    /// that names the work that this process's GPU waits for, the gradient is still on its way, and the next
+    /// [`Worker::step`] finishes it. An [`Error::Deadline`] of the wait for a gradient that was published [in the
+    /// background](Self::publish_in_background) abandons this step, as for [`publish`](Self::publish). The stream
+    /// does not wait. Only over a transport with the GPU ([`Shm::with_gpu`](crate::Shm::with_gpu), `Tcp::with_gpu`,
+    /// `Verbs::with_gpu`).
     ///
     /// # Errors
     /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to
-    /// its copy; its gradients are to carry checksums; the memory is that of another GPU than the stream or the
-    /// transport; the stream captures a graph; the transport or the driver refuses the copy; as
-    /// [`publish`](Self::publish).
+    /// its copy; its gradients are to carry checksums; the memory is on another GPU than the stream or the transport;
+    /// the stream captures a graph; the transport or the driver refuses the copy; as [`publish`](Self::publish).
     pub fn publish_from_gpu(
         self,
         from: &GpuSlice,

@@ -71,7 +71,7 @@ impl<T: Transport> Worker<T> {
         Ok(self.gradient_buffer()?.slice(0, bytes)?)
     }
 
-    /// Begins to publish what is in that memory: the sum over this many workers, of this mean loss.
+    /// Begins to publish the sum in that memory, over this many workers, with this mean loss.
     pub(in crate::node) fn publish_sum(&mut self, workers: u64, loss: Option<f32>) -> Result<(), Error> {
         self.others = u32::try_from(workers.saturating_sub(1)).unwrap_or(u32::MAX);
         self.start_memory(loss)

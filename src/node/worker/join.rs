@@ -31,8 +31,8 @@ pub(super) struct JoiningWorker<'a> {
     pub(super) identity: u64,
 }
 
-/// The scheme that a worker keeps: the one that its options name, or else the servers'. Each server refuses a worker of
-/// another scheme than its own, so it is enough to ask one of them.
+/// The scheme of a worker: the scheme that its options name, or else the servers'. Each server refuses a worker of
+/// another scheme, so it is enough to ask one of them.
 pub(super) async fn scheme<T: Transport>(
     transport: &T,
     servers: &[Address],
@@ -111,7 +111,7 @@ pub(super) async fn join<T: Transport>(
     }
     links.sort_by_key(|link| link.welcome.shard);
     check_shards(&links)?;
-    // Where one server decides, its clock is that of all, and the others hear of it a little later.
+    // Where one server decides, its clock is the clock of all, and the others learn of it a little later.
     if staleness.is_some() || counts_versions {
         joining.meet(&mut links, staleness.unwrap_or(0)).await?;
     }
@@ -164,14 +164,15 @@ impl<T: Transport> ServerJoin<'_, T> {
         retry(&self.runtime, self.deadline, may_pass, connect).await
     }
 
-    /// Brings all shards to one clock, which is that of the next gradient for all of them.
+    /// Brings all shards to one clock, the clock of the next gradient for all of them.
     ///
     /// Shards move on one by one, so a worker that comes late, or comes back, may find them at different clocks;
-    /// and a shard that was restored stands where its checkpoint was written. The worker leaves those that are not
-    /// at the latest and joins them again, asking to begin there: a worker may begin later than it must, for it
-    /// then waits for the others and they do not wait for it. A shard that has moved past what was asked meanwhile
-    /// makes it ask for more, and more each time: the shards that it is in hold the others within its bound, so
-    /// that a large enough step is past all that they can do while it is on its way.
+    /// and a restored shard stands where its checkpoint was written. The worker leaves the shards that are not at the
+    /// latest clock and joins them again, and asks to begin at that clock: a worker may begin later than it must, for
+    /// it then waits for the others and they do not wait for it. If a shard has moved past the requested clock
+    /// meanwhile, the worker asks for a later one, with a larger step each time: the shards that it is in hold the
+    /// others within its bound, so that a large enough step is past every clock that they can reach while the request
+    /// is on its way.
     async fn meet(&self, links: &mut Vec<Link<T::Endpoint>>, staleness: u64) -> Result<(), Error> {
         let mut margin = 0;
         loop {
@@ -188,7 +189,7 @@ impl<T: Transport> ServerJoin<'_, T> {
                 let awaited = Awaited::Workers;
                 return Err(Error::Deadline { operation, waited: self.timeout, needed, seen, awaited });
             }
-            // Those furthest behind first: those ahead hold the others back longest.
+            // The shards furthest behind first: the shards ahead hold the others back longest.
             let mut order: Vec<usize> = (0..links.len()).collect();
             order.sort_by_key(|index| links[*index].welcome.clock);
             for index in order {

@@ -30,14 +30,14 @@ pub struct WorkerOptions {
     pub identity: Option<u32>,
     /// The way in which it reads parameters.
     pub read: ReadMode,
-    /// Whether its gradients carry checksums, and those of parameters are checked: one more pass over each.
+    /// Whether its gradients carry checksums, and the checksums of parameters are checked: one more pass over each.
     pub checksums: bool,
     /// True if [`Worker::connect`](super::Worker::connect) waits, until its timeout, for servers that do not listen
     /// yet. Otherwise an address where no process listens is an error at once.
     pub waits_for_server: bool,
-    /// Read-my-writes: `parameters -= own_step * gradient` is what one of its own gradients does to the parameters.
-    /// With it the worker's view holds all that it has published, at once: what its copy does not hold of that is
-    /// taken off it in order. For plain SGD that is the learning rate over the number of workers.
+    /// Read-my-writes: one of its own gradients changes the parameters by `parameters -= own_step * gradient`. With
+    /// it the worker's view holds all its published gradients at once: the gradients that its copy lacks are applied
+    /// to it in order. For plain SGD that is the learning rate over the number of workers.
     ///
     /// For optimisers that add up, without decay. A worker does not know which optimiser the servers have, so the
     /// program that sets this must know it. Schemes must consume each worker's gradients in order. A gradient that

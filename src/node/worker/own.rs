@@ -18,9 +18,9 @@ const PIECE: usize = 1024;
 /// A worker's latest gradients, as the servers fold them.
 ///
 /// Let `s` be the scheme's staleness and `D` the number of slots. A copy that the worker computes on at clock `c` lacks
-/// at most `max(s, D)` of its own gradients. One that it has just pulled lacks at most `D`: writing gradient `c - 1`
-/// took a free slot, so all but `D` of the gradients before `c` were consumed by then, and whatever is the latest frame
-/// from then on says so. One that was pulled for an earlier clock, or pushed, is within the bound of the scheme: it
+/// at most `max(s, D)` of its own gradients. A copy that it has just pulled lacks at most `D`: writing gradient `c - 1`
+/// took a free slot, so all but `D` of the gradients before `c` were consumed by then, and every later latest frame
+/// contains them. A copy that was pulled for an earlier clock, or pushed, is within the bound of the scheme: it
 /// holds all gradients of clocks before `c - s`. The ring holds one more: the gradient that is being published.
 pub(super) struct OwnGradients {
     step: f32,

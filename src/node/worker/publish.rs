@@ -58,7 +58,7 @@ impl<T: Transport> Worker<T> {
                 }
             }
         }
-        // That of the whole gradient, for a server may decide on all of it.
+        // The magnitude of the whole gradient: a server may decide on all of it.
         let metadata = GradientMetadata { loss, magnitude: self.magnitude, others: self.others };
         // The copy is as old as its oldest part, where one server decides for all.
         let base = self.is_decided().then(|| self.view_of_parts().version);

@@ -10,20 +10,21 @@ use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
 impl<T: Transport> Worker<T> {
-    /// Leaves all servers and connects again, to those of all shards in any order of theirs, within `timeout`: after
-    /// an [`Error::ServerLost`] or [`Error::Evicted`], or whenever the servers have other addresses. It keeps trying
+    /// Leaves all servers and connects again within `timeout`, to the servers of all shards, in any order: after an
+    /// [`Error::ServerLost`] or [`Error::Evicted`], or whenever the servers have other addresses. It keeps trying
     /// while a server is not there yet. Then call [`step`](Worker::step).
     ///
     /// A gradient whose publishing had not returned is void: it was applied once or not at all, and is never sent
     /// again. The worker goes on at the clock that the servers tell, which is its own or a later one; the parameters
-    /// are theirs, and may be older than those it had where a server took up a checkpoint. Memory and statistics stay,
-    /// but for memory of the parameters to which a GPU still copies for the connections before: the worker takes
+    /// are the servers', and may be older than its own where a server resumed from a checkpoint. Memory and statistics
+    /// stay, except memory of the parameters to which a GPU still copies for the earlier connections: the worker uses
     /// memory of its own then.
     ///
     /// After an error there are no connections: every call says so until a `reconnect` succeeds.
     ///
     /// # Errors
-    /// Those of [`connect`](Worker::connect); [`Error::Shards`] also where the servers have another table than before.
+    /// The errors of [`connect`](Worker::connect); [`Error::Shards`] also where the servers have another table than
+    /// before.
     pub fn reconnect(&mut self, servers: &[Address], timeout: Duration) -> Result<(), Error> {
         complete(self.reconnect_async(servers, timeout))
     }
@@ -66,7 +67,7 @@ impl<T: Transport> Worker<T> {
         join::check_read_mode(&links, &self.options, &self.kind)?;
         self.clock = join::clock(&links);
         self.consumed = self.clock;
-        // What it has published is in the copies of the servers that it comes to, or void.
+        // Its published gradients are in the parameters of these servers, or void.
         self.parts = Part::of(links, &self.options, &self.needs);
         self.asks_last = false;
         super::ask_included(&mut self.parts, &self.options)?;

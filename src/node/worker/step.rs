@@ -51,21 +51,20 @@ impl<'a, T: Transport> Step<'a, T> {
     ///
     /// # Errors
     /// [`Error::OutOfTurn`]: this worker reads parameters in place. [`Error::InFlight`]: a GPU or a request still uses
-    /// the memory. Those of a GPU whose copy failed.
+    /// the memory. The errors of a GPU whose copy failed.
     pub fn parameters(&self) -> Result<&[f32], Error> {
-        // What a GPU has copied is let go of.
+        // Complete copies of a GPU are released.
         self.worker.copies.are_done()?;
         let buffer = self.worker.parameters.as_ref().ok_or(IN_PLACE)?;
         buffer.f32s().ok_or(Error::InFlight { what: "parameters" })
     }
 
-    /// The memory for an f32 gradient of the whole table, which is published from there. It holds what was written
-    /// there last.
+    /// The memory for an f32 gradient of the whole table, which is published from there. It holds its last content.
     ///
     /// # Errors
     /// [`Error::Encoding`]: this worker's gradients are bf16 or f16; use [`encode`](Self::encode). [`Error::InFlight`]:
-    /// a GPU or a request still uses the memory. [`Error::Register`]: there is no memory for it. Those of a GPU whose
-    /// copy failed.
+    /// a GPU or a request still uses the memory. [`Error::Register`]: there is no memory for it. The errors of a GPU
+    /// whose copy failed.
     pub fn gradient(&mut self) -> Result<&mut [f32], Error> {
         self.worker.expect_f32()?;
         self.worker.copies.are_done()?;
@@ -75,7 +74,7 @@ impl<'a, T: Transport> Step<'a, T> {
     /// The [`parameters`](Self::parameters) and the [`gradient`](Self::gradient) at once.
     ///
     /// # Errors
-    /// Those of both.
+    /// The errors of both.
     pub fn borrow(&mut self) -> Result<(&[f32], &mut [f32]), Error> {
         self.worker.expect_f32()?;
         self.worker.copies.are_done()?;
@@ -124,11 +123,11 @@ impl<'a, T: Transport> Step<'a, T> {
     }
 
     /// Rounds an f32 gradient of the whole table to the worker's encoding, ready to be published. It replaces
-    /// what [`gradient`](Self::gradient) held.
+    /// the content of [`gradient`](Self::gradient).
     ///
     /// # Errors
     /// [`Error::Length`]: `gradient` is not as long as the table. [`Error::InFlight`]: a GPU or a request still uses
-    /// the memory. [`Error::Register`]: there is no memory for it. Those of a GPU whose copy failed.
+    /// the memory. [`Error::Register`]: there is no memory for it. The errors of a GPU whose copy failed.
     pub fn encode(&mut self, gradient: &[f32]) -> Result<(), Error> {
         let encoding = self.worker.options.encoding;
         let expected = (self.worker.table.bytes() / 4) as usize;
@@ -151,10 +150,10 @@ impl<'a, T: Transport> Step<'a, T> {
     /// A step whose gradient a GPU has not copied by then is abandoned, which another error says.
     ///
     /// # Errors
-    /// [`Error::Deadline`], as above. [`Error::ServerLost`], [`Error::Evicted`]: a server is gone, or has let this
-    /// worker go; [`reconnect`](Worker::reconnect). [`Error::Publish`]: a write failed, and the gradient may be lost.
-    /// [`Error::InFlight`]: a GPU or a request still uses the gradient's memory. Those of a GPU, and of a scheme that
-    /// gave up.
+    /// [`Error::Deadline`], as above. [`Error::ServerLost`], [`Error::Evicted`]: a server is gone, or has evicted this
+    /// worker; [`reconnect`](Worker::reconnect). [`Error::Publish`]: a write failed, and the gradient may be lost.
+    /// [`Error::InFlight`]: a GPU or a request still uses the gradient's memory. The errors of a GPU, and of a scheme
+    /// that gave up.
     pub fn publish(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         complete(self.publish_async(loss, timeout))
     }
@@ -171,7 +170,7 @@ impl<'a, T: Transport> Step<'a, T> {
     /// step, which finishes this one.
     ///
     /// # Errors
-    /// A GPU still copies the gradient, or that of the step before is still
+    /// A GPU still copies the gradient, or the gradient of the step before is still
     /// [on its way](Self::publish_in_background); the step is abandoned.
     pub fn start_publish(self, loss: Option<f32>) -> Result<(), Error> {
         let too_early = |reason| Err(Error::OutOfTurn { operation: "begin to publish", reason });
@@ -214,7 +213,7 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// Returns true if a server has asked that this worker abandon the step: its parameters are older than that server
     /// wants. It never waits, so that it can be asked in the middle of a batch. It costs a load per server whose memory
-    /// is mapped; elsewhere it tells what the last read of the server's memory brought, and begins the next read if
+    /// is mapped; elsewhere it returns the result of the last read of the server's memory, and begins the next read if
     /// none is under way (over TCP some microseconds).
     ///
     /// # Errors
@@ -235,7 +234,7 @@ impl<'a, T: Transport> Step<'a, T> {
     /// for a version that may depend on this worker's own gradient.
     ///
     /// # Errors
-    /// Those of [`should_stop`](Self::should_stop).
+    /// The errors of [`should_stop`](Self::should_stop).
     pub fn abandon(self) -> Result<(), Error> {
         // Not a second time in `drop`.
         std::mem::ManuallyDrop::new(self).worker.abandon()

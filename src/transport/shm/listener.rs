@@ -39,9 +39,9 @@ pub struct ShmListener {
     queue_depth: usize,
     user: u32,
     gpu: Option<Gpu>,
-    /// What peers wake the owner by, if it wants to be woken.
+    /// The doorbell by which peers wake the owner, if it is to be woken.
     doorbell: Option<Arc<Doorbell>>,
-    /// What looks at the sockets of all peers at once; none where the system has no descriptor for it.
+    /// The watch over the sockets of all peers; `None` if the system has no descriptor for it.
     watch: Option<Arc<Watch>>,
     looked: Instant,
 }
@@ -100,8 +100,8 @@ impl ShmListener {
 }
 
 impl Pending {
-    /// Accepts a connection, if it is of a process of this user and what it has said so far is no offence. That is
-    /// mostly its whole message, which counts when one newcomer has to go.
+    /// Accepts a connection, if it comes from a process of this user and its first bytes are valid. These are mostly
+    /// its whole message, which counts when one newcomer has to be dropped.
     fn accept(socket: &OwnedFd, user: u32) -> io::Result<Result<Pending, String>> {
         let link =
             SocketEnd::new(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?);
@@ -112,7 +112,7 @@ impl Pending {
         })
     }
 
-    /// Moves the handshake on; what the peer said once all of it is there.
+    /// Drives the handshake forward; returns the peer's offer once all of it has arrived.
     fn advance(&mut self) -> Result<Option<MappedOffer>, ShmHandshakeError> {
         if !self.inbox.fill(&self.link)? {
             return Ok(None);
@@ -170,8 +170,8 @@ impl Listener for ShmListener {
             self.looked = now;
             watch.look();
         }
-        // Those that have said their part come first: were others accepted before them, they would have to go where
-        // there are too many.
+        // Newcomers whose offer has arrived come first: if others were accepted before them, they could be dropped
+        // where there are too many.
         let ready = self.newcomers.next(&self.address, now).or_else(|| {
             self.newcomers.admit(&self.address, now, || Pending::accept(&self.socket, self.user));
             self.newcomers.next(&self.address, now)

@@ -4,14 +4,14 @@
 //! requests are loads, stores and atomics on the mapped memory (a [`LocalEndpoint`](super::LocalEndpoint)), and the
 //! socket tells only whether the peer still lives.
 //!
-//! **Who is let in.** Only processes of the same user: the kernel says which user is on the other side
+//! **Admission.** Only processes of the same user are accepted: the kernel says which user is on the other side
 //! (`SO_PEERCRED`), and both sides ask before a byte is read. Memory has no name that others could open. A range
-//! granted for reading only is sealed, so that its receiver cannot map it writable whatever it does; sizes are
-//! sealed, so that no process can kill a reader by shrinking a file. What is not defended: a process of the same
-//! user may write anywhere in the regions that it was granted for writing, as the processor checks no offsets. And it
-//! may block a thread that wakes it, or that it wakes: an eventfd is the same open file in both processes, so a peer can
-//! clear its `O_NONBLOCK` and fill or empty it. To ask before each write or read whether it blocks would cost a second
-//! system call, and the peer could do both right after the answer.
+//! granted for reading only is sealed, so that its receiver cannot map it writable in any way; sizes are sealed, so
+//! that no process can kill a reader by shrinking a file. There is no defence against two things: a process of the
+//! same user may write anywhere in the regions that it was granted for writing, as the processor checks no offsets.
+//! And it may block a thread that wakes it, or that it wakes: an eventfd is the same open file in both processes, so
+//! a peer can clear its `O_NONBLOCK` and fill or empty it. To ask before each write or read whether it blocks would
+//! cost a second system call, and the peer could do both right after the answer.
 //!
 //! **Forked children.** An endpoint, a listener or a handshake that a forked child inherited is dead there, and only
 //! there: the child says [`Disconnected`](super::Disconnected) instead of mixing its requests with its parent's.
@@ -109,8 +109,8 @@ impl Shm {
 
     /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and
     /// a server folds there. A peer that connects over it reaches payloads of an owner's GPU: the same one, or another
-    /// one that this process sees. The copy engines of this process's GPU copy, also from and to host memory; to and
-    /// from a GPU that it has no peer access to, both copy by way of blocks of host memory.
+    /// one that this process sees. The copy engines of this process's GPU copy, also from and to host memory; from and
+    /// to a GPU without peer access, both GPUs copy by way of blocks of host memory.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Self {
         Shm { gpu: Some(gpu.clone()), ..self }

@@ -14,7 +14,7 @@ use super::credentials::peer_user;
 use crate::mem::ForkGuard;
 use crate::transport::{Address, Doorbell, MAX_GRANTS};
 
-/// Most descriptors of a handshake: those of the granted memory, and of a doorbell.
+/// Most descriptors of a handshake: for the granted memory, and for a doorbell.
 pub(super) const MAX_FILES: usize = MAX_GRANTS + Doorbell::FILES;
 
 /// The reason that every operation here gives in a forked child.
@@ -94,7 +94,7 @@ impl SocketEnd {
         peer_user(&self.socket)
     }
 
-    /// Sends what fits, with `files` attached to the first byte.
+    /// Sends as many bytes as fit, with `files` attached to the first byte.
     pub(super) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<Sent> {
         self.refuse_inherited()?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
@@ -110,8 +110,8 @@ impl SocketEnd {
         }
     }
 
-    /// Receives what is there, and appends the descriptors that came along to `files`. More of them at once than a
-    /// handshake may hold, or than this process can open (`EMFILE`), is an error.
+    /// Receives the bytes that have arrived, and appends their descriptors to `files`. More descriptors at once than a
+    /// handshake may have, or than this process can open (`EMFILE`), are an error.
     pub(super) fn receive(&self, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<Heard> {
         self.refuse_inherited()?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];

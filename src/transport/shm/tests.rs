@@ -1,4 +1,4 @@
-//! Tests of what only the inside can show: users, versions, seals, descriptors, forks.
+//! Tests of properties that only the inside shows: users, versions, seals, descriptors, forks.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +36,7 @@ fn raw_connection(listener: &ShmListener) -> SocketEnd {
     link
 }
 
-/// A listening socket that speaks what the test makes it speak.
+/// A listening socket that sends only the bytes of the test.
 fn raw_listener() -> (Address, OwnedFd) {
     let address = Address::random();
     let (socket, _) = file::listen(&address, rustix::process::geteuid().as_raw()).unwrap();
@@ -191,7 +191,7 @@ fn a_version_1_peer_is_refused_by_name_and_reads_our_version_at_its_offset() {
     let link = raw_connection(&listener);
     link.send(OFFER_1, &[]).unwrap();
     assert!(listener.poll(NOW).is_none());
-    // It reads 32 bytes, and of those the magic and then the version.
+    // It reads 32 bytes, and checks the magic and then the version.
     let mut prefix = [0; 32];
     assert_eq!(link.receive(&mut prefix, &mut Vec::new()).unwrap(), Heard::Bytes(32));
     assert_eq!((&prefix[..8], &prefix[8..12]), (&OFFER_1[..8], &WIRE_VERSION.to_le_bytes()[..]));
@@ -355,7 +355,7 @@ fn a_request_that_notifies_is_no_system_call_while_its_owner_is_awake() {
         let operation = Operation::WriteInline { data: Inline::word(1), remote: received.grants[0] };
         let request = WorkRequest::unsignalled(1, operation);
         client.post(&[WorkRequest { flags: Flags::NOTIFY, ..request }]).unwrap();
-        // What was written to the eventfd, if something was.
+        // The count of the eventfd, if it was written.
         let mut count = [0; 8];
         rustix::io::read(doorbell.as_fd(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     };
@@ -426,7 +426,7 @@ fn descriptors_beyond_the_limit_of_this_process_name_that_limit() {
     assert!(error.to_string().contains("this process's limit on open files (ulimit -n)"), "{error}");
 }
 
-/// The system counts the descriptors of a user that are under way. Root may go on whatever their number.
+/// The system counts the descriptors of a user that are under way. Root has no limit.
 #[test]
 fn peers_wait_while_too_many_descriptors_of_their_user_are_under_way() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -435,7 +435,7 @@ fn peers_wait_while_too_many_descriptors_of_their_user_are_under_way() {
         return;
     }
     if rustix::process::geteuid().is_root() {
-        // The user id of a thread is its own in Linux, and this one does all that follows.
+        // The user id of a thread is its own in Linux, and this thread does all following steps.
         let other = rustix::fs::Uid::from_raw(65534);
         rustix::thread::set_thread_res_uid(other, other, other).unwrap();
     }
@@ -554,7 +554,7 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
         let operation = Operation::WriteInline { data: Inline::word(value), remote: word };
         client.post(&[WorkRequest::unsignalled(1, operation)])
     };
-    // SAFETY: no other thread was running, so whatever the child calls finds no lock held; it leaves by `_exit`.
+    // SAFETY: no other thread was running, so the child finds no lock held in any call; it leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let dead = Err(crate::transport::Disconnected { reason: socket::FORKED });
@@ -595,7 +595,7 @@ fn a_peer_is_woken_at_its_doorbell_and_one_that_is_gone_harms_no_owner() {
     let Poll::Ready(Ok((client, _))) = connecting.poll(NOW) else { panic!("the answer is there") };
     server.wake();
     assert!(doorbell.wait(&[], std::time::Duration::from_secs(60)));
-    // One that never looks lets it run full: 2^64 - 2 is the most that an eventfd counts to.
+    // An owner that never looks lets it run full: 2^64 - 2 is the most that an eventfd counts to.
     rustix::io::write(doorbell.as_fd(), &(u64::MAX - 1).to_ne_bytes()).unwrap();
     doorbell.around(|| server.wake());
     drop((client, doorbell));

@@ -12,7 +12,7 @@ use rustix::event::epoll;
 #[derive(Debug)]
 pub(super) struct Watch {
     epoll: OwnedFd,
-    /// Looks so far, and the last one that found anything.
+    /// Number of looks so far, and the last one that found an event.
     looks: AtomicU64,
     found: AtomicU64,
 }
@@ -34,7 +34,7 @@ impl Watch {
         if !is_quiet {
             self.found.store(look, Ordering::Relaxed);
         }
-        // Release: who sees the look sees what it found.
+        // Release: a thread that sees the look sees its result.
         self.looks.store(look, Ordering::Release);
     }
 }
@@ -108,7 +108,7 @@ mod tests {
         look(&mut listener);
         assert!(at_first.check().is_err(), "its peer is gone");
         at_second.check().unwrap();
-        // The socket of the one that is gone is watched no more.
+        // The socket of the lost peer is not watched any more.
         for _ in 0..2 {
             look(&mut listener);
             assert!(at_second.is_quiet());

@@ -25,7 +25,7 @@ pub(crate) struct Segments {
     pub(super) segments: Vec<Grant>,
     /// The number of segments that are memory of a GPU, as CUDA exports it. They are the last ones.
     pub(super) on_gpu: u8,
-    /// True if the sender wants to be woken: a listener by requests that notify, a connector by what it waits for.
+    /// True if the sender is to be woken: a listener by requests that notify, a connector by the event that it awaits.
     pub(super) has_doorbell: bool,
 }
 
@@ -112,7 +112,7 @@ pub(super) fn strip_frame(bytes: &mut Vec<u8>) {
     bytes.drain(..MAGIC.len());
 }
 
-/// Parses whatever `bytes` are as a framed handshake, and checks what came out.
+/// Parses arbitrary `bytes` as a framed handshake, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_handshake(bytes: &[u8]) {
     let Some((frame, body)) = bytes.split_first_chunk() else { return };

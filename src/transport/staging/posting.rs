@@ -2,11 +2,11 @@
 //! connection by RDMA, carries memory of the GPU itself, it is given them as they are. Where it does not, they are cut
 //! into blocks of host memory, which it sends and receives.
 //!
-//! Requests take effect in the order of posting. What the lane carries itself it is given once the GPU has done the
-//! work before it, in pieces where the memory is registered in pieces. A WRITE from a GPU that is staged is sent block
-//! by block, each once its copy is done. What was posted behind either is held until then; meanwhile the copies of
-//! later blocks, also of later requests, are begun. A READ to a GPU is complete once the copy of its last block is, or
-//! once kernels see what the lane has written. Nothing here waits.
+//! Requests take effect in the order of posting. A request that the lane carries itself is posted to it once the GPU
+//! has done the work before it, in pieces where the memory is registered in pieces. A staged WRITE from a GPU is sent
+//! block by block, each once its copy is done. Requests behind either are held until then; meanwhile the copies of
+//! later blocks, also of later requests, are begun. A READ to a GPU is complete once the copy of its last block is,
+//! or once kernels see what the lane has written. Nothing here waits.
 
 use std::collections::VecDeque;
 
@@ -49,12 +49,12 @@ struct StagedRequest {
     begun: usize,
     /// Pieces that are begun and not done.
     pieces: usize,
-    /// What is not begun of it goes through blocks: the lane does not carry its memory itself.
+    /// Its remaining part goes through blocks: the lane does not carry its memory itself.
     is_staged: bool,
     error: Option<CompletionError>,
 }
 
-/// What the lane carries out with one request.
+/// The part of a request that the lane carries with one request of its own.
 struct LanePiece {
     number: u64,
     flags: Flags,
@@ -165,7 +165,7 @@ impl StagedPosting {
         Some(request)
     }
 
-    /// Moves on what the lane and the GPU have done, and what waited for it.
+    /// Processes the completions of the lane and the GPU, and continues the requests that waited for them.
     pub(in crate::transport) fn advance(&mut self, lane: &mut impl StagedLane) {
         let moved = self.take_completions(lane).and_then(|()| self.take_copies());
         let moved = moved.and_then(|()| self.begin(lane)).and_then(|()| self.post_begun(lane));
@@ -180,7 +180,7 @@ impl StagedPosting {
         }
     }
 
-    /// Takes what the lane says of its requests, which it completes in order.
+    /// Takes the completions of the lane, which completes its requests in order.
     fn take_completions(&mut self, lane: &mut impl StagedLane) -> Result<(), (u64, GpuError)> {
         let mut is_written = false;
         let taken = self.take_pieces(lane, &mut is_written);
@@ -195,7 +195,7 @@ impl StagedPosting {
         is_written: &mut bool,
     ) -> Result<(), (u64, GpuError)> {
         while let Some(completion) = lane.poll() {
-            // What is not in here any more was given up with an earlier request.
+            // A piece that is not in this queue any more was given up with an earlier request.
             let Some(LanePiece { number, work, .. }) = self.posted.pop_front() else { continue };
             if let Err(error) = completion.result {
                 self.tell(number, error);
@@ -235,8 +235,8 @@ impl StagedPosting {
         Ok(())
     }
 
-    /// A piece of a request has failed, or was flushed by one that has: the failure is what is told of the request, and
-    /// its copies are not waited for.
+    /// A piece of a request has failed, or was flushed behind a failed one: the request completes with that failure,
+    /// and its copies are not awaited.
     fn tell(&mut self, number: u64, error: CompletionError) {
         let Some(request) = self.queue.get_mut((number - self.first) as usize) else { return };
         if matches!(request.error, None | Some(CompletionError::Flushed)) {
@@ -272,9 +272,9 @@ impl StagedPosting {
             let index = (number - self.first) as usize;
             let Some(request) = self.queue.get(index) else { return Ok(()) };
             let flags = request.request.flags;
-            // What a fenced request has to come behind the lane knows, but for copies. Pieces of a request carry no
-            // fence: each of them would wait for those before it, and a lane that stripes would let later ones pass the
-            // first.
+            // The lane itself keeps a fenced request behind earlier ones, except behind copies. Pieces of a request
+            // carry no fence: each piece would wait for the pieces before it, and a lane that stripes would let later
+            // pieces pass the first.
             let waits_for: fn(&Operation) -> bool = match request.request.operation {
                 Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Operation::brings,
                 _ => |operation| matches!(operation, Operation::ReadToGpu { .. }),
@@ -362,7 +362,7 @@ impl StagedPosting {
         }
     }
 
-    /// Hands the lane what need not wait for a copy.
+    /// Posts the pieces to the lane that need not wait for a copy.
     fn post_begun(&mut self, lane: &mut impl StagedLane) -> Result<(), (u64, GpuError)> {
         loop {
             let mut batch = SmallVec::<[WorkRequest; BATCH]>::new();
@@ -384,7 +384,7 @@ impl StagedPosting {
                     }
                 }
             }
-            // What is before a failure goes out, too: the lane has to complete it.
+            // Pieces before a failure are posted, too: the lane has to complete them.
             let Some(WorkRequest { id: WorkRequestId(first), .. }) = batch.first() else { return ended };
             match lane.post(&batch) {
                 Ok(()) => {
@@ -411,7 +411,7 @@ impl StagedPosting {
         }
     }
 
-    /// The piece at this index of those that are begun, as the lane is to carry it out, if it need not wait for a copy.
+    /// The begun piece at this index, as a request for the lane, if it need not wait for a copy.
     fn copied(&mut self, index: usize) -> Result<Option<WorkRequest>, (u64, GpuError)> {
         let Some(LanePiece { number, flags, work }) = self.begun.get_mut(index) else { return Ok(None) };
         let failed = |error| (*number, error);
@@ -443,7 +443,7 @@ impl StagedPosting {
         Ok(Some(WorkRequest { id: WorkRequestId(*number), operation, flags: *flags }))
     }
 
-    /// Gives up the requests from this number on: the first of them has failed, and those behind it are flushed.
+    /// Gives up the requests from this number on: the first of them has failed, and the others are flushed.
     fn cut(&mut self, number: u64, error: CompletionError) {
         for (at, request) in (self.first..).zip(&mut self.queue) {
             if at >= number {

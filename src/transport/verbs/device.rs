@@ -1,4 +1,4 @@
-//! Devices and their ports: what there is, what it can do, which one is taken.
+//! Devices and their ports: their names, limits and states, and the events that they report.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -36,7 +36,7 @@ pub struct Limits {
     pub reads_served: u8,
     /// READs and atomics that one queue pair has under way at once.
     pub reads_posted: u8,
-    /// The scope within which atomics are atomic, as the device says.
+    /// The scope within which atomics are atomic, as the device reports it.
     pub atomics: AtomicDomain,
 }
 
@@ -45,15 +45,15 @@ pub struct Limits {
 pub struct Port {
     /// Counted from 1.
     pub number: u8,
-    /// True if it carries data now.
+    /// True if the port carries data now.
     pub is_active: bool,
-    /// Its state, in the library's words.
+    /// Its state, as the library names it.
     pub state: String,
     /// True for InfiniBand, false for Ethernet (RoCE).
     pub is_infiniband: bool,
     /// Its InfiniBand address; 0 on Ethernet.
     pub lid: u16,
-    /// Largest packet that it carries now, in bytes.
+    /// Largest packet that the port carries now, in bytes.
     pub mtu: u16,
     /// Longest message in bytes.
     pub message_bytes: u32,
@@ -61,7 +61,7 @@ pub struct Port {
     pub speed: u32,
     /// Its addresses; empty entries are left out.
     pub gids: Vec<Gid>,
-    /// Its table of partition keys, in which some entries may be 0, which is no key.
+    /// Its table of partition keys. An entry of 0 is not a key.
     pub partition_keys: Vec<u16>,
     /// True if packets must carry a global route header, also within a subnet.
     pub needs_global_route: bool,
@@ -75,11 +75,11 @@ const GRH_REQUIRED: u8 = 1;
 pub struct DeviceInfo {
     /// Its name in the system.
     pub name: String,
-    /// The NUMA node that it is attached to, where that is known.
+    /// The NUMA node to which it is attached, if that is known.
     pub numa_node: Option<u32>,
     /// Its limits.
     pub limits: Limits,
-    /// Firmware, in its maker's words.
+    /// Firmware version, as the vendor writes it.
     pub firmware: String,
     /// True for the kernel's own software device for RoCE (rxe).
     pub is_soft_roce: bool,
@@ -87,13 +87,13 @@ pub struct DeviceInfo {
     pub ports: Vec<Port>,
 }
 
-/// The way in which a queue pair ended, as its device told. If it told both, the greater one counts.
+/// The way in which a queue pair ended, as its device reported. If the device reported both, the greater one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum QueuePairError {
-    /// The device could not go on with it.
+    /// The device could not continue with it.
     Failed,
-    /// If it serves: its peer reached for what it was not granted. If it posts: a request failed, and its completion
-    /// says how.
+    /// For a pair that serves: its peer accessed memory that was not granted to it. For a pair that posts: a request
+    /// failed, and its completion says how.
     Refused,
 }
 
@@ -103,15 +103,15 @@ pub(super) struct Device {
     context: NonNull<sys::ibv_context>,
     pub(super) name: String,
     guard: ForkGuard,
-    /// Held by the thread that empties the queue of events.
+    /// Held by the thread that drains the queue of events.
     events: Mutex<()>,
     is_dead: AtomicBool,
-    /// Events that told of a change of some port's state, addresses or tables.
+    /// The number of events that reported a change of some port's state, addresses or tables.
     port_changes: AtomicU64,
-    /// Queue pairs, by serial, that the device told to be over, until their owners notice; and completion queues that
-    /// several pairs share, for as long as they are there.
+    /// Queue pairs, by serial, that the device reported as ended, until their owners notice; and completion queues
+    /// that several pairs share, for as long as they exist.
     broken: Mutex<HashMap<usize, QueuePairError>>,
-    /// True while there may be some.
+    /// True while `broken` may have entries.
     has_broken: AtomicBool,
 }
 
@@ -121,7 +121,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// The answer of the library if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
+/// The library's answer if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
 const FORK_UNNEEDED: std::ffi::c_uint = 2;
 
 /// The means that keep registered memory with the parent when a process forks.
@@ -131,7 +131,7 @@ pub enum ForkSafety {
     Kernel,
     /// The library keeps them from the child, at some cost for each registration.
     Library,
-    /// Nothing: a process that forks may lose what it registered to the child.
+    /// No means: a process that forks may lose its registered memory to the child.
     None,
 }
 
@@ -143,7 +143,7 @@ pub fn fork_safety() -> Result<ForkSafety, OpenError> {
     Ok(prepare_for_forks(Library::get()?))
 }
 
-/// The number of a maker that rxe gives as its own (`RXE_VENDOR_ID` in the kernel).
+/// The vendor ID that rxe reports (`RXE_VENDOR_ID` in the kernel).
 const SOFT_ROCE: u32 = 0xFF_FFFF;
 
 const SYSFS: &str = "/sys/class/infiniband";
@@ -159,7 +159,7 @@ pub(super) fn names() -> Result<Vec<String>, OpenError> {
     Ok(list.devices().map(|device| list.name(device)).collect())
 }
 
-/// The library's list of devices; freed when dropped, after which they can only be used if they were opened.
+/// The library's list of devices, freed when dropped. After that, only the devices that were opened can be used.
 struct DeviceList {
     library: &'static Library,
     first: *mut *mut sys::ibv_device,
@@ -175,7 +175,7 @@ impl DeviceList {
         let first = unsafe { (library.get_device_list)(&raw mut count) };
         if first.is_null() {
             let source = io::Error::last_os_error();
-            // No RDMA in the kernel at all is told so.
+            // The library reports with this code that the kernel has no RDMA at all.
             return match source.raw_os_error() {
                 Some(libc::ENOSYS) => Err(OpenError::NoDevice),
                 _ => {
@@ -216,8 +216,8 @@ impl Drop for DeviceList {
     }
 }
 
-/// Pinned pages must stay with the parent when a process forks. Kernels from 5.12 on copy them for the child; for
-/// older ones the library must be told before anything is registered.
+/// Pinned pages must stay with the parent when a process forks. Kernels from 5.12 on copy them for the child; on
+/// older kernels, the library must prepare for forks before any memory is registered.
 fn prepare_for_forks(library: &Library) -> ForkSafety {
     static ONCE: std::sync::OnceLock<ForkSafety> = std::sync::OnceLock::new();
     *ONCE.get_or_init(|| {
@@ -259,7 +259,8 @@ impl Device {
         let context = unsafe { (list.library.open_device)(device) };
         let Some(context) = NonNull::new(context) else {
             let source = io::Error::last_os_error();
-            // Where the library may not open a file, it tries a second path, and tells that there is none there.
+            // Where the library may not open a file, it tries a second path, and reports that this path does not
+            // exist.
             let source = list.cannot_enter(device).unwrap_or(source);
             let remedy = match source.raw_os_error() {
                 Some(libc::EACCES | libc::EPERM) => {
@@ -294,7 +295,7 @@ impl Device {
         Ok(Arc::new(device))
     }
 
-    /// One whose functions are all of a test's own, and its handle theirs.
+    /// A device whose library functions and handle all belong to a test.
     #[cfg(test)]
     pub(super) fn of_library(library: &'static Library, context: NonNull<sys::ibv_context>) -> Arc<Device> {
         Arc::new(Device {
@@ -310,13 +311,13 @@ impl Device {
         })
     }
 
-    /// Has it told that it is gone.
+    /// Behaves as if the device had reported that it is gone.
     #[cfg(test)]
     pub(super) fn die(&self) {
         self.is_dead.store(true, Ordering::Relaxed);
     }
 
-    /// Has what threads tell each other locked for as long as the result lives.
+    /// Holds the lock on the events that threads pass to each other for as long as the result lives.
     #[cfg(test)]
     pub(super) fn hold_told(&self) -> impl Drop + '_ {
         lock(&self.broken)
@@ -327,7 +328,7 @@ impl Device {
         self.context.as_ptr()
     }
 
-    /// True in a forked child: what the parent made is not touched there.
+    /// True in a forked child, which must not touch the objects that the parent created.
     pub(super) fn is_inherited(&self) -> bool {
         self.guard.is_inherited()
     }
@@ -342,7 +343,7 @@ impl Device {
         OpenError::System { operation, device: self.name.clone(), source, remedy }
     }
 
-    /// Asks the device what it is and has.
+    /// Queries the device's attributes and its ports.
     pub(super) fn info(&self) -> Result<DeviceInfo, OpenError> {
         let mut attributes = sys::ibv_device_attr::default();
         // SAFETY: the context is open, and the pointer to `attributes` is valid.
@@ -388,7 +389,7 @@ impl Device {
         sysfs(&self.name)
     }
 
-    /// Asks a port for what it says of itself.
+    /// Queries the attributes of a port.
     fn port_attributes(&self, number: u8) -> io::Result<sys::ibv_port_attr> {
         let mut attributes = sys::ibv_port_attr::default();
         // SAFETY: the context is open, and `attributes` has the size that the call is told.
@@ -396,12 +397,12 @@ impl Device {
         if errno == 0 { Ok(attributes) } else { Err(io::Error::from_raw_os_error(errno)) }
     }
 
-    /// Asks whether a port carries data.
+    /// Queries whether a port carries data.
     pub(super) fn is_port_active(&self, number: u8) -> io::Result<bool> {
         Ok(self.port_attributes(number)?.state == sys::IBV_PORT_ACTIVE)
     }
 
-    /// Asks a port for its state, its addresses and its tables.
+    /// Queries a port's state, its addresses and its tables.
     pub(super) fn port(&self, number: u8) -> Result<Port, OpenError> {
         let attributes = self.port_attributes(number);
         let attributes = attributes.map_err(|error| self.failed("ask for the state of a port", error))?;
@@ -415,8 +416,8 @@ impl Device {
             lid: attributes.lid,
             mtu: bytes_of_mtu(attributes.active_mtu),
             message_bytes: attributes.max_msg_sz,
-            // The structure has no room for the codes of speeds from XDR on: there the kernel gives that of NDR. Its
-            // text for people has them.
+            // The structure has no room for the codes of speeds from XDR on: for them the kernel reports the code of
+            // NDR. Its text in sysfs has the true speed.
             speed: self
                 .rate(number)
                 .unwrap_or_else(|| megabits(attributes.active_width, attributes.active_speed)),
@@ -426,14 +427,14 @@ impl Device {
         })
     }
 
-    /// A port's table of partition keys, as far as the device tells it.
+    /// A port's table of partition keys, as far as the device reports it.
     fn partition_keys(&self, port: u8, table: u16) -> Vec<u16> {
         let key = |index: u16| {
             let mut key = 0;
             // SAFETY: the context is open, and the pointer is valid.
             let errno =
                 unsafe { (self.library.query_pkey)(self.context(), port, index.into(), &raw mut key) };
-            // It comes in the order of bytes of the network.
+            // The key is in network byte order.
             (errno == 0).then_some(u16::from_be(key))
         };
         (0..table).map_while(key).collect()
@@ -448,7 +449,7 @@ impl Device {
             // SAFETY: the context is open, and `entry` has the size that the call is told.
             let errno =
                 unsafe { ask(self.context(), port.into(), index.into(), &raw mut entry, flags, size) };
-            // An empty entry is an error here, too.
+            // An empty entry is also an error here.
             (errno == 0).then_some(entry)
         };
         let known = |index: u16| {
@@ -467,7 +468,7 @@ impl Device {
         (0..u16::try_from(table).unwrap_or(0)).filter_map(known).collect()
     }
 
-    /// The speed of a port in Mbit/s, as the system tells it to people, if it does.
+    /// The speed of a port in Mbit/s from the text in sysfs, if there is one.
     fn rate(&self, port: u8) -> Option<u32> {
         let text = std::fs::read_to_string(self.sysfs().join(format!("ports/{port}/rate"))).ok()?;
         megabits_of_rate(&text)
@@ -478,13 +479,13 @@ impl Device {
         Some(std::fs::read_to_string(file).ok()?.trim().to_owned()).filter(|name| !name.is_empty())
     }
 
-    /// Takes what the device has to tell, without waiting, and logs it.
+    /// Takes the device's events without waiting, and logs them.
     pub(super) fn take_events(&self) {
         if self.is_inherited() {
-            // They are the parent's, and what they name is in its memory.
+            // The events are the parent's, and they name objects in its memory.
             return;
         }
-        // The thread that holds it is taking them.
+        // The thread that holds the lock takes the events.
         let _only_one = match self.events.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
@@ -498,7 +499,7 @@ impl Device {
             let kind = event.event_type;
             if let Some((serial, error)) = ended_by(&event) {
                 let mut broken = lock(&self.broken);
-                // However often it is told.
+                // The same end may be reported several times.
                 let told = broken.entry(serial).or_insert(error);
                 *told = error.max(*told);
                 self.has_broken.store(true, Ordering::Release);
@@ -529,17 +530,17 @@ impl Device {
         }
     }
 
-    /// Returns how often the device has told that something of a port has changed, as far as its events were taken.
+    /// Returns how often the device has reported a change of a port, as far as its events were taken.
     pub(super) fn port_changes(&self) -> u64 {
         self.port_changes.load(Ordering::Acquire)
     }
 
-    /// True once the device has told that it is gone.
+    /// True once the device has reported that it is gone.
     pub(super) fn is_gone(&self) -> bool {
         self.is_dead.load(Ordering::Relaxed)
     }
 
-    /// Whether the device has told that the queue pair of this serial is over, and how; tells it once.
+    /// Returns how the queue pair of this serial ended, if the device has reported its end. Reports each end once.
     pub(super) fn take_broken(&self, serial: usize) -> Option<QueuePairError> {
         if !self.has_broken.load(Ordering::Acquire) {
             return None;
@@ -550,7 +551,8 @@ impl Device {
         told
     }
 
-    /// Whether the device has told that the completion queue of this serial, which several pairs share, is over.
+    /// Returns how the completion queue of this serial, which several pairs share, ended, if the device has reported
+    /// its end.
     pub(super) fn broken_queue(&self, serial: usize) -> Option<QueuePairError> {
         if !self.has_broken.load(Ordering::Acquire) {
             return None;
@@ -559,15 +561,16 @@ impl Device {
     }
 }
 
-/// The serial of the queue pair that an event ends, if it ends one, and how. The event was not acknowledged yet.
+/// The serial of the queue pair that an event ends, if it ends one, and how. The event must not be acknowledged yet.
 fn ended_by(event: &sys::ibv_async_event) -> Option<(usize, QueuePairError)> {
-    // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is acknowledged.
+    // SAFETY: these events are of queue pairs, and a queue pair is not destroyed before its event is acknowledged.
     let pair = || unsafe { (*event.element.qp).qp_context }.addr();
     match event.event_type {
         sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some((pair(), QueuePairError::Refused)),
         sys::IBV_EVENT_QP_FATAL => Some((pair(), QueuePairError::Failed)),
         sys::IBV_EVENT_CQ_ERR => {
-            // SAFETY: as above: these are of completion queues. One of a single pair has the serial of that.
+            // SAFETY: as above, for completion queues. The completion queue of a single pair has the serial of that
+            // pair.
             let serial = unsafe { (*event.element.cq).cq_context }.addr();
             Some((serial, QueuePairError::Failed))
         }
@@ -575,14 +578,15 @@ fn ended_by(event: &sys::ibv_async_event) -> Option<(usize, QueuePairError)> {
     }
 }
 
-/// Takes a lock whose holder never leaves what it guards half done, so that a holder that panicked did no harm.
+/// Takes a lock whose holder never leaves the guarded value half changed, so that a holder that panicked did no harm.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // What a forked child inherited is the parent's: closing it there would undo what the parent uses.
+        // The context that a forked child inherited is the parent's: closing it in the child would destroy objects
+        // that the parent uses.
         if !self.is_inherited() {
             // SAFETY: everything that was made of the context holds `self`, so it is closed last, and once.
             let errno = unsafe { (self.library.close_device)(self.context()) };
@@ -598,12 +602,12 @@ fn is_interface_up(name: &str) -> bool {
     let flags = std::fs::read_to_string(Path::new("/sys/class/net").join(name).join("flags"));
     let flags =
         flags.ok().and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
-    // Where it cannot be asked, the port's state is all there is to go by.
+    // If the flags cannot be read, only the port's state counts.
     flags.is_none_or(|flags| flags & IFF_UP != 0)
 }
 
-/// Speed of a port in Mbit/s, of the codes for its width and for the speed of a lane (`ibv_query_port(3)`); 0 for codes
-/// that there are not.
+/// Speed of a port in Mbit/s, from the codes for its width and for the speed of a lane (`ibv_query_port(3)`); 0 for
+/// unknown codes.
 fn megabits(width: u8, speed: u8) -> u32 {
     let lanes = match width {
         1 => 1,
@@ -632,7 +636,7 @@ fn megabits_of_rate(text: &str) -> Option<u32> {
     (gigabits.is_finite() && gigabits > 0.0).then_some((gigabits * 1000.0) as u32)
 }
 
-/// Bytes of the library's number for a size of packets; 0 for one that there is not.
+/// Bytes of the library's code for an MTU; 0 for an unknown code.
 pub(super) fn bytes_of_mtu(mtu: sys::ibv_mtu) -> u16 {
     match mtu {
         sys::IBV_MTU_256..=sys::IBV_MTU_4096 => 128 << mtu,
@@ -640,7 +644,7 @@ pub(super) fn bytes_of_mtu(mtu: sys::ibv_mtu) -> u16 {
     }
 }
 
-/// The library's number for packets of so many bytes.
+/// The library's code for an MTU of so many bytes.
 pub(super) fn mtu_of_bytes(bytes: u16) -> Option<sys::ibv_mtu> {
     (sys::IBV_MTU_256..=sys::IBV_MTU_4096).find(|mtu| bytes_of_mtu(*mtu) == bytes)
 }

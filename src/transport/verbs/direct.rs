@@ -1,8 +1,8 @@
-//! Memory of a GPU that RDMA devices reach themselves: the way that they reach it, and its registrations.
+//! Memory of a GPU that RDMA devices access directly: the way of access, and the registrations.
 //!
-//! A device registers memory of a GPU as a dma-buf that the GPU's driver exports, or by its address where the module
-//! nvidia-peermem is loaded. Which of them works is tried, once for each transport that is given a GPU. Where neither
-//! does, payloads are staged.
+//! A device registers memory of a GPU as a dma-buf that the GPU's driver exports, or by its address if the module
+//! nvidia-peermem is loaded. Each transport with a GPU tries once which of the two works. If neither works, payloads
+//! are staged.
 
 use crate::cuda::Gpu;
 use crate::transport::GpuPath;
@@ -14,13 +14,13 @@ pub(super) use with_cuda::{GpuExport, GpuRegistrations, PEERMEM_FOLDER, readers,
 pub(super) struct VerbsGpu {
     pub(super) gpu: Gpu,
     pub(super) path: GpuPath,
-    /// How its memory is registered, unless payloads are staged.
+    /// The registrations of its memory, unless payloads are staged.
     #[cfg(feature = "cuda")]
     pub(super) registrations: Option<std::sync::Arc<GpuRegistrations>>,
 }
 
 impl VerbsGpu {
-    /// True if devices reach its memory themselves.
+    /// True if devices access its memory directly.
     pub(super) fn is_direct(&self) -> bool {
         matches!(self.path, GpuPath::Rdma { .. })
     }
@@ -52,14 +52,14 @@ mod with_cuda {
     /// The folder of the module when it is loaded.
     pub(in crate::transport::verbs) const PEERMEM_FOLDER: &str = "/sys/module/nvidia_peermem";
 
-    /// Registrations of the caller's memory that are kept for when it is used again: as many pieces of 20 MiB, of which
-    /// PyTorch makes its segments, as the largest GPUs have room for.
+    /// Registrations of the caller's memory that are kept for its next use: the number of pieces of 20 MiB, the
+    /// segment size of PyTorch, that fit into the largest GPUs.
     const RECENT: usize = 8192;
 
-    /// The time after which pages that were not registered are tried again: what was in the way may be gone.
+    /// The time after which pages that were not registered are tried again: the cause may have gone.
     const REFUSED_FOR: Duration = Duration::from_secs(5);
 
-    /// The way in which memory of a GPU comes to a device.
+    /// The way in which a device imports memory of a GPU.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum GpuImport {
         DmaBuf,
@@ -67,8 +67,8 @@ mod with_cuda {
     }
 
     impl VerbsGpu {
-        /// Tries the ways to the memory of the GPU, on all devices of the transport. `peermem` is the folder of the
-        /// module nvidia-peermem when it is loaded.
+        /// Tries the two ways of access to the memory of the GPU, on all devices of the transport. `peermem` is the
+        /// folder of a loaded module nvidia-peermem.
         pub(in crate::transport::verbs) fn new(shared: &VerbsShared, gpu: &Gpu, peermem: &Path) -> VerbsGpu {
             let (path, registrations) = match way(shared, gpu, peermem) {
                 Ok(import) => {
@@ -136,9 +136,9 @@ mod with_cuda {
         Err(vec![(DMA_BUF, no_dma_buf), (PEERMEM, no_peermem)])
     }
 
-    /// Pages of memory of a GPU, exported once for as many domains as register them.
+    /// Pages of GPU memory, exported once for all domains that register them.
     pub(in crate::transport::verbs) struct GpuExport {
-        /// None where the device knows them by their address.
+        /// None if the device knows the pages by their address.
         buffer: Option<OwnedFd>,
         pages: GpuPages,
     }
@@ -152,7 +152,7 @@ mod with_cuda {
             Ok(GpuExport { buffer, pages })
         }
 
-        /// The same of the pages of this memory alone, at the first of which it begins.
+        /// The export of the pages of this memory alone, which begins at the first page.
         fn of(import: GpuImport, memory: &GpuMemory) -> Result<GpuExport, GpuError> {
             GpuExport::new(import, memory, memory.pages_to_grant()?)
         }
@@ -172,31 +172,31 @@ mod with_cuda {
         }
     }
 
-    /// The registration of pages, or when they were refused.
+    /// The registration of pages, or the time of their refusal.
     type Outcome = Result<Arc<GpuRegistration>, Instant>;
 
-    /// How memory of a GPU is registered with the devices of one transport.
+    /// The registrations of GPU memory with the devices of one transport.
     pub(in crate::transport::verbs) struct GpuRegistrations {
         import: GpuImport,
-        /// Of the caller's memory: a trainer names its tensors in each step, and a registration takes far longer than a
-        /// copy. No device registers anything, nor undoes it, while this is locked.
+        /// Registrations of the caller's memory: a trainer names its tensors in each step, and a registration takes
+        /// far longer than a copy. No device registers or deregisters memory while this is locked.
         recent: Mutex<RecentPages>,
         /// Held while pages are registered, so that two threads do not register the same ones.
         registering: Mutex<()>,
-        /// Whether the log has told that memory is staged.
+        /// Whether the log already has the warning that memory is staged.
         is_told: AtomicBool,
     }
 
-    /// The registrations of the pages that were used last, and when pages were refused.
+    /// The registrations of the pages that were used last, and the times of refusals.
     #[derive(Default)]
     struct RecentPages {
-        /// Each with the number of its last use.
+        /// Each entry has the number of its last use.
         outcomes: HashMap<GpuPages, (Outcome, u64)>,
         uses: u64,
     }
 
     impl RecentPages {
-        /// What is known of pages, which are used by that.
+        /// The known outcome of pages. This call counts as their use.
         fn find(&mut self, pages: &GpuPages) -> Option<Outcome> {
             let (outcome, used) = self.outcomes.get_mut(pages)?;
             self.uses += 1;
@@ -204,7 +204,8 @@ mod with_cuda {
             Some(outcome.clone())
         }
 
-        /// Keeps what is known of pages. Returns what is not kept any more for that, which the caller drops later.
+        /// Stores the outcome of pages. Returns the outcomes that it removes or replaces, which the caller drops
+        /// later.
         fn keep(&mut self, pages: GpuPages, outcome: Outcome) -> [Option<(Outcome, u64)>; 2] {
             let mut forgotten = None;
             if self.outcomes.len() >= RECENT && !self.outcomes.contains_key(&pages) {
@@ -219,24 +220,24 @@ mod with_cuda {
     }
 
     impl GpuRegistrations {
-        /// Exports memory that peers are granted, to be registered.
+        /// Exports memory for the registrations of a grant.
         ///
         /// # Errors
-        /// It does not begin at a page, or the driver refuses; for the window of the GPU that is full, the number is
-        /// that of a device that says so.
+        /// The memory does not begin at a page, or the driver refuses. If the window of the GPU is full, the error
+        /// has the same number as from a device.
         pub(in crate::transport::verbs) fn export(&self, memory: &GpuMemory) -> io::Result<GpuExport> {
             GpuExport::of(self.import, memory).map_err(|error| match error.is_of_full_window() {
-                // As a device says it, which registers by an address.
+                // A device that registers by an address reports this number.
                 true => io::Error::from_raw_os_error(libc::ENOMEM),
                 false => io::Error::other(error),
             })
         }
 
-        /// Registers memory from its begin on for requests of this process, if it is not yet. Returns how many bytes of
-        /// it have one registration then; none if that fails, and the memory is to be staged.
+        /// Registers memory from its start on for requests of this process, if it is not yet registered. Returns how
+        /// many bytes of it then have one registration; none if that fails, and the memory must be staged.
         ///
         /// # Errors
-        /// It fails, and memory of this GPU may not be staged.
+        /// The registration fails, and memory of this GPU may not be staged.
         pub(in crate::transport::verbs) fn reach(
             &self,
             shared: &VerbsShared,
@@ -276,7 +277,7 @@ mod with_cuda {
             self.recent.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// Registers the first of the pages for the begin of a slice that can be.
+        /// Registers the first set of pages for the start of a slice that can be registered.
         fn register(&self, shared: &VerbsShared, slice: &GpuSlice) -> Result<Arc<GpuRegistration>, GpuError> {
             let mut told = GpuError::NotDirect {
                 bytes: slice.bytes(),
@@ -290,7 +291,7 @@ mod with_cuda {
                 let (found, _alone) = match known(&pages) {
                     None => {
                         let alone = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
-                        // Another thread may just have registered them.
+                        // Another thread may have registered them in the meantime.
                         (known(&pages), Some(alone))
                     }
                     found => (found, None),
@@ -300,7 +301,7 @@ mod with_cuda {
                     Some(Err(_)) => continue,
                     None => {}
                 }
-                // Where there is other memory now, what there was is freed.
+                // If other memory is now at these addresses, the old memory has been freed.
                 let gone: Vec<_> =
                     self.recent().outcomes.extract_if(|known, _| known.are_gone(&pages)).collect();
                 drop(gone);
@@ -333,7 +334,7 @@ mod with_cuda {
             let mut registered = Vec::with_capacity(shared.rails.len());
             let first = if mutant!("offset_in_export") { slice.pointer() } else { pages.pointer };
             for (rail, key) in shared.rails.iter().zip(&mut keys.local) {
-                // What devices write here are answers to READs, at which no one looks before their completion.
+                // Devices only write answers to READs here, and no thread reads them before their completion.
                 let here = export.register(&rail.domain, pages.bytes, first, Access::RELAXED);
                 let here = here.map_err(failed)?;
                 *key = here.local_key();
@@ -343,7 +344,7 @@ mod with_cuda {
         }
     }
 
-    /// The remedy where a device does not register memory of a GPU.
+    /// The remedy if a device does not register memory of a GPU.
     pub(in crate::transport::verbs) fn registration_help(error: &io::Error) -> String {
         match error.raw_os_error() {
             Some(libc::ENOMEM | libc::ENOSPC) => FULL_WINDOW.into(),
@@ -352,14 +353,14 @@ mod with_cuda {
     }
 
     /// The keys by which all peers read memory that they may only read: it is registered once for each device. The
-    /// memory is of one piece, as all that peers are granted.
+    /// memory is one piece, as all granted memory is.
     pub(in crate::transport::verbs) fn readers(
         shared: &VerbsShared,
         registrations: &GpuRegistrations,
         memory: &GpuMemory,
     ) -> io::Result<[u32; MAX_RAILS]> {
         let serial = shared.first().domain.serial;
-        // Two threads may get here at once: then there are two, and each is kept.
+        // Two threads may get here at once: then there are two registrations, and both are kept.
         if let Some(readers) = memory.keys_of_readers(serial) {
             return Ok(readers);
         }
@@ -396,7 +397,7 @@ mod with_cuda {
             recent.keep(pages(RECENT), Err(Instant::now()));
             assert!(recent.find(&pages(1)).is_none(), "of all it was used least recently");
             assert!([0, 2, RECENT].iter().all(|number| recent.find(&pages(*number)).is_some()));
-            // What was refused and is registered now takes no more room.
+            // Pages that were refused and are now registered need no second entry.
             recent.keep(pages(RECENT), Ok(GpuRegistration::new(DeviceKeys::NONE, 0..4096, ())));
             assert_eq!(recent.outcomes.len(), RECENT);
         }

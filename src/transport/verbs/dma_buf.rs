@@ -1,4 +1,4 @@
-//! Memory that another driver hands over, as that of GPUs does.
+//! Memory that another driver exports as a dma-buf, for example the driver of a GPU.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,22 +8,22 @@ use super::{INHERITED, Verbs, registration_remedy};
 use crate::mem::Access;
 use crate::transport::RegisterError;
 
-/// What a device has to have that registers dma-bufs.
+/// The requirements of a device that registers dma-bufs.
 pub(super) const IMPORTS_DMA_BUFS: &str = "memory of a GPU takes a device whose driver imports dma-bufs (of those in \
      Linux: mlx5, efa, irdma, bnxt_re) and Linux 5.12 with rdma-core 34 or later, or the module nvidia-peermem";
 
-/// True if the device, its driver, the kernel or the library has no dma-bufs.
+/// True if the device, its driver, the kernel or the library does not support dma-bufs.
 pub(super) fn imports_none(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT))
 }
 
 impl Verbs {
-    /// Whether the device takes a dma-buf, tried by registering its first `bytes` and giving them back. Memory of a GPU
-    /// comes to an RDMA device as one; [`HostMemory::dma_buf`](crate::mem::HostMemory::dma_buf) makes one where there
-    /// is no GPU.
+    /// Tries whether the device accepts a dma-buf: registers its first `bytes` and deregisters them. An RDMA device
+    /// imports memory of a GPU as a dma-buf; [`HostMemory::dma_buf`](crate::mem::HostMemory::dma_buf) makes one
+    /// without a GPU.
     ///
     /// # Errors
-    /// What the device, its driver, the kernel or the library lacks ([`RegisterError::Device`]).
+    /// The missing feature of the device, its driver, the kernel or the library ([`RegisterError::Device`]).
     #[doc(hidden)]
     pub fn try_dma_buf(&self, buffer: BorrowedFd<'_>, bytes: usize) -> Result<(), RegisterError> {
         let domain = &self.shared.first().domain;

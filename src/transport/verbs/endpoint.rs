@@ -47,16 +47,16 @@ const NOT_COPIED: Disconnected = Disconnected {
 const LET_GO: Disconnected = Disconnected { reason: "this side has let the peer go" };
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
-/// Wake-ups that are taken at one look; the next look takes the rest. A path that stood still delivers many at once.
+/// Wake-ups that one call takes; the next call takes the rest. A path that was interrupted delivers many at once.
 pub(super) const WAKES_AT_ONCE: u32 = 8;
 
-/// The time after which the state of the pairs that serve a peer is looked at again, on soft-RoCE.
+/// The interval at which the state of the pairs that serve a peer is queried on soft-RoCE.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The conversation of the handshake. It ends with its owner, even if a forked child holds a copy of the descriptor.
 struct HandshakeChannel {
     channel: Channel,
-    /// Hears whether the peer has said something; none where the system listens to no more sockets.
+    /// Reports whether the peer has sent something; none if the system can listen to no more sockets.
     ear: Option<Ear>,
     guard: ForkGuard,
 }
@@ -68,12 +68,12 @@ impl HandshakeChannel {
         HandshakeChannel { channel, ear, guard: ForkGuard::new() }
     }
 
-    /// Whether there is anything to hear, or to say that did not fit.
+    /// Whether there may be messages to receive, or messages that did not fit into the socket before.
     fn has_news(&self) -> bool {
         self.ear.as_ref().is_none_or(Ear::take_heard) || !self.channel.is_flushed()
     }
 
-    /// Has the next look hear what this one has left.
+    /// Makes the next call receive the messages that this one has left.
     fn hear_again(&self) {
         self.ear.iter().for_each(Ear::hear_again);
     }
@@ -92,37 +92,38 @@ impl Drop for HandshakeChannel {
 
 /// One connected peer, reached by RDMA.
 pub struct VerbsEndpoint {
-    /// The conversation of the handshake. It carries no data: it tells that the peer lives.
+    /// The conversation of the handshake. It carries no data: it shows that the peer is alive.
     link: Option<HandshakeChannel>,
     /// This side's requests; none if the peer granted nothing.
     data: Option<Rails>,
-    /// What stands before them where this side has a GPU.
+    /// The staging of payloads before they reach the rails, where this side has a GPU.
     staged: Option<(VerbsGpu, Box<StagedPosting>)>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,
-    /// The peer's requests; none if it was granted nothing. It serves the peer no more once the connection is over.
+    /// The side that serves the peer's requests; none if the peer was granted nothing. It stops serving once the
+    /// connection is over.
     responder: Option<Responder>,
     theirs: Terms,
-    /// What this side sleeps at until the peer wakes it.
+    /// The doorbell at which this side sleeps until the peer wakes it.
     doorbell: Option<Arc<Doorbell>>,
     /// The rails of the connection, by their indexes in the transport. The first one leads.
     rails: Vec<usize>,
-    /// The ways that they take, by the same order.
+    /// The paths of these rails, in the same order.
     ways: Vec<Option<PeerWay>>,
-    /// Those of them that this side has given up, a bit for each.
+    /// The rails that this side has given up, a bit for each.
     given_up: u8,
-    /// Those of which the peer has said the same.
+    /// The rails that the peer has reported as given up.
     given_up_there: u8,
-    /// False on the accepting side until the peer's queue pairs stand.
+    /// False on the accepting side until the peer's queue pairs are ready.
     is_ready: bool,
-    /// True once the handshake is said and heard to its end, and so is the loss of each rail.
+    /// True once both sides have exchanged the whole handshake, and the loss of each rail.
     is_settled: bool,
     over: Option<Disconnected>,
     begun: Instant,
-    /// The time at which the state of the serving pairs was looked at last.
+    /// The time of the last query of the state of the serving pairs.
     looked: Instant,
     guard: ForkGuard,
-    // Dropped last: with the last of these end the registrations of memory of GPUs, which a peer reads for as long as
-    // its pair stands and its conversation is open.
+    // Dropped last: the last reference ends the registrations of GPU memory, and a peer reads that memory for as long
+    // as its pair is connected and its conversation is open.
     shared: Arc<VerbsShared>,
 }
 
@@ -167,17 +168,18 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Has it note the ways on which the peer does not answer, of these rails of the connection.
+    /// Stores the paths of these rails of the connection, so that the endpoint can note the paths on which the peer
+    /// does not answer.
     pub(super) fn know_ways(&mut self, rails: &[ChosenRail]) {
         self.ways = rails.iter().map(|rail| rail.way).collect();
     }
 
-    /// Has the peer's wake-ups ring this.
+    /// Sets the doorbell that the peer's wake-ups ring.
     pub(super) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
         self.doorbell = Some(doorbell);
     }
 
-    /// Lets requests have memory on this GPU.
+    /// Lets requests name memory on this GPU.
     pub(super) fn use_gpu(&mut self, gpu: &VerbsGpu) {
         self.data.iter_mut().for_each(Rails::use_gpu);
         let longest = self.theirs.grants.iter().map(|grant| grant.bytes).max();
@@ -186,7 +188,7 @@ impl VerbsEndpoint {
         self.staged = Some(gpu).cloned().zip(staged);
     }
 
-    /// Calls what posts payloads of the GPU, where this side has one and the peer serves requests.
+    /// Runs `call` with the staging of GPU payloads, if this side has a GPU and the peer serves requests.
     fn by_blocks<R>(
         &mut self,
         call: impl FnOnce(&mut StagedPosting, &mut StagedRails<'_>) -> R,
@@ -200,7 +202,7 @@ impl VerbsEndpoint {
         Some(result)
     }
 
-    /// Moves the handshake on, and listens whether the peer is there.
+    /// Advances the handshake, and checks whether the peer is still connected.
     #[cold]
     fn hear(&mut self) {
         if self.link.is_none() {
@@ -225,7 +227,7 @@ impl VerbsEndpoint {
                 Ok(Some(Ok((Hello::Note(Note::AccessViolation), _)))) => {
                     return self.fail_for_access_violation();
                 }
-                // Each of them takes something of this side's first: a peer cannot go on saying so.
+                // Each such message must renew receives that this side has used up: a peer cannot send it endlessly.
                 Ok(Some(Ok((Hello::Note(Note::Receives(more)), _))))
                     if self
                         .data
@@ -256,7 +258,8 @@ impl VerbsEndpoint {
             }
         }
         let is_flushed = self.link.as_ref().is_none_or(|link| link.channel.is_flushed());
-        // A loss of which the peer has not said the same is heard of by the next check, unless requests wait for it.
+        // If the peer has not yet reported the same losses, the next check receives its report, unless requests wait
+        // for it.
         let is_repeated = self.data.as_ref().is_none_or(|data| !data.is_repeating());
         self.is_settled =
             self.is_ready && is_flushed && (is_repeated || self.given_up == self.given_up_there);
@@ -265,13 +268,13 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Tells the peer whatever it is told.
+    /// Sends any note to the peer.
     #[cfg(test)]
     pub(super) fn say(&mut self, note: Note) {
         self.link.as_mut().unwrap().channel.send(&Hello::Note(note).encode(&[])).unwrap();
     }
 
-    /// Tells the peer how many more of its requests can be noticed.
+    /// Tells the peer how many more of its requests can notify this side.
     fn tell_receives(&mut self) {
         let (Some(responder), Some(link)) = (&self.responder, &mut self.link) else { return };
         if let Some(renewed) = responder.renew_receives() {
@@ -287,7 +290,7 @@ impl VerbsEndpoint {
         let lost = data.take_lost();
         if data.has_failed() {
             let failure = data.failure();
-            // Without one, it is a lost rail that could not be closed.
+            // Without a failed request, the cause is a lost rail that could not be closed.
             return if lost != 0 && failure.is_none() {
                 self.fail(BROKEN)
             } else {
@@ -305,7 +308,7 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Hears of failed requests, for a caller that only checks and never polls.
+    /// Notices failed requests, for a caller that only checks and never polls.
     fn look_at_own_requests(&mut self) {
         if let Some(data) = &mut self.data {
             data.take_completions();
@@ -345,7 +348,7 @@ impl Endpoint for VerbsEndpoint {
             return Err(PostError::Malformed { index: 0, reason: "the peer granted nothing" });
         };
         if !self.is_ready {
-            // Its queue pairs stand a moment later.
+            // The peer's queue pairs are ready a moment later.
             return Err(PostError::QueueFull { free: 0, batch: batch.len() });
         }
         let posted = match &self.staged {
@@ -421,8 +424,8 @@ impl Endpoint for VerbsEndpoint {
         self.staged.as_ref()?.1.awaited_copies()
     }
 
-    /// By the conversation of the handshake, which is there in any case: a receive for each peer that sleeps, and a
-    /// completion queue that is armed before each sleep, would save nothing that counts beside waking a thread.
+    /// Uses the conversation of the handshake, which exists in any case. A receive for each peer that sleeps, and a
+    /// completion queue that is armed before each sleep, would save little compared with the cost of waking a thread.
     fn wake(&mut self) {
         if let (Some(link), false) = (&mut self.link, self.guard.is_inherited()) {
             // If it is gone, its end is heard elsewhere.
@@ -448,7 +451,7 @@ impl Endpoint for VerbsEndpoint {
         Some(Box::new(self))
     }
 
-    /// Of the connection that the handshake used. The timeout and the retries of the queue pairs are settings.
+    /// Applies to the TCP connection of the handshake. The timeout and the retries of the queue pairs are settings.
     fn allow_silence(&mut self, lease: Duration) {
         let allowed = self.link.as_ref().map_or(Ok(()), |link| allow_silence(&link.channel, lease));
         if let Err(error) = allowed {
@@ -476,9 +479,9 @@ impl Endpoint for VerbsEndpoint {
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
-            // First, so that the peer hears of it before this side has undone what takes long.
+            // First, so that the peer learns of the end before this side's slow cleanup.
             self.link = None;
-            // The thread that sets the words of all connections does not wait for that either.
+            // The thread that sets the words of all connections does not wait for this cleanup either.
             let lane = lock(&self.heartbeat).take();
             drop(lane);
         }

@@ -1,4 +1,4 @@
-//! The memory that one side grants, its keys on each rail, and the words that prove what was written there.
+//! The memory that one side grants, its keys on each rail, and the words that prove the writes into it.
 
 use std::io;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::cuda::GpuMemory;
 use crate::mem::{Access, HostMemory, LocalSlice};
 use crate::transport::{GpuGrant, Offer};
 
-/// Memory that is to be granted.
+/// Memory to grant.
 #[derive(Clone)]
 pub(super) enum GrantedMemory {
     Host(LocalSlice),
-    /// All of it. Devices reach it as those of this GPU's do.
+    /// The whole GPU memory. Devices access it in the way that `gpu` describes.
     Gpu {
         memory: GpuMemory,
         access: Access,
@@ -25,7 +25,7 @@ pub(super) enum GrantedMemory {
     },
 }
 
-/// What an offer grants, and memory of a GPU at its indices among that.
+/// The grants of an offer, with the grants of GPU memory at their indices among them.
 #[cfg(feature = "cuda")]
 pub(super) fn grants_of(offer: &Offer, on_gpu: &[GpuGrant], gpu: Option<&VerbsGpu>) -> Vec<GrantedMemory> {
     let mut granted: Vec<_> = offer.grants.iter().cloned().map(GrantedMemory::Host).collect();
@@ -43,7 +43,7 @@ pub(super) fn grants_of(offer: &Offer, _: &[GpuGrant], _: Option<&VerbsGpu>) -> 
 }
 
 impl GrantedMemory {
-    /// The rights that the peer is told of.
+    /// The rights that the peer sees.
     pub(super) fn access(&self) -> Access {
         match self {
             GrantedMemory::Host(slice) => slice.region().access(),
@@ -51,7 +51,7 @@ impl GrantedMemory {
         }
     }
 
-    /// The first byte, counted from the begin of what the key names, and the length.
+    /// The first byte, counted from the start of the memory that the key names, and the length.
     pub(super) fn range(&self) -> (u64, u64) {
         match self {
             GrantedMemory::Host(slice) => (slice.offset() as u64, slice.len() as u64),
@@ -68,7 +68,8 @@ pub(super) struct Granted {
 }
 
 impl Granted {
-    /// Whether the peer may read it, and nothing else, as it is told: it posts its READs accordingly.
+    /// Whether the peer may only read the memory, by the rights that the peer sees: it chooses the queue pair of its
+    /// READs by them.
     pub(super) fn is_read_only(&self) -> bool {
         self.memory.access().is_read_only()
     }
@@ -76,9 +77,9 @@ impl Granted {
 
 /// The key of granted memory on one rail.
 pub(super) enum GrantKey {
-    /// Of a whole region that all peers may read.
+    /// The key of a whole region that all peers may read.
     OfRegion(u32),
-    /// Of a registration for this peer, with which it goes.
+    /// The key of a registration for this peer, which ends with this value.
     OfPeer(Registered),
 }
 
@@ -95,7 +96,7 @@ impl GrantKey {
 pub(super) struct Granting {
     pub(super) memory: GrantedMemory,
     pub(super) access: Access,
-    /// Memory of a GPU is exported once, however many devices register it.
+    /// GPU memory is exported once, even if several devices register it.
     #[cfg(feature = "cuda")]
     export: Option<GpuExport>,
 }
@@ -104,7 +105,7 @@ impl Granting {
     pub(super) fn new(shared: &VerbsShared, memory: GrantedMemory) -> io::Result<Granting> {
         let access = match &memory {
             GrantedMemory::Host(_) => shared.served(memory.access()),
-            // Words are never on a GPU, and a device would count there.
+            // Words are never on a GPU, although a device would execute atomics there.
             GrantedMemory::Gpu { access, .. } => access.difference(Access::REMOTE_ATOMIC),
         };
         #[cfg(feature = "cuda")]
@@ -124,12 +125,12 @@ impl Granting {
     }
 
     /// The rights that the device of this rail gives the peer. All atomics of an owner's peers go through its first
-    /// device: two devices are not atomic among each other.
+    /// device: atomics of two devices are not atomic against each other.
     fn access_on(&self, rail: usize) -> Access {
         if rail == 0 { self.access } else { self.access.difference(Access::REMOTE_ATOMIC) }
     }
 
-    /// The key on this rail. `domain` is the peer's own there.
+    /// The key on this rail. `domain` is the peer's own domain there.
     pub(super) fn key(
         &self,
         shared: &VerbsShared,
@@ -176,8 +177,8 @@ impl Granting {
     ) -> io::Result<GrantKey> {
         match (&gpu.registrations, &self.export) {
             (Some(_), Some(export)) => {
-                // The peer may read what it has written, and the first word in any case: by that it proves that what it
-                // wrote is there. Memory of this library's own is longer than a word.
+                // The peer may read the data that it has written, and the first word in any case: this READ proves
+                // that its writes have arrived. Memory of this library itself is longer than a word.
                 let (access, bytes) =
                     (self.access_on(rail) | Access::REMOTE_READ, memory.bytes().max(size_of::<u64>()));
                 Ok(GrantKey::OfPeer(export.register(domain, bytes, 0, access)?))
@@ -190,7 +191,7 @@ impl Granting {
     }
 }
 
-/// A pair to serve READs of what may only be read, if anything of that was granted.
+/// A pair to serve READs of memory that may only be read, if such memory was granted.
 pub(super) fn to_serve_reads(
     shared: &VerbsShared,
     rail: usize,
@@ -200,21 +201,21 @@ pub(super) fn to_serve_reads(
     is_wanted.then(|| QueuePair::to_serve(&shared.rails[rail].read_domain, None)).transpose()
 }
 
-/// A word that a peer reads to learn that what it wrote before has arrived: a queue pair carries a READ out after all
-/// writes before it, and PCI Express does not let it pass them on their way into the same memory. So where the peer
-/// writes payloads into memory of a GPU, the word is there, too.
+/// A word that a peer reads to prove that its earlier writes have arrived: a queue pair executes a READ after all
+/// writes before it, and PCI Express does not let the READ pass them on their way into the same memory. So if the
+/// peer writes payloads into memory of a GPU, the word is also in that memory.
 pub(super) enum Sentinel {
     Own {
         // Dropped before the word.
         registered: Registered,
         _word: HostMemory,
     },
-    /// The first word of granted memory, by the key of that.
+    /// The first word of granted memory, by the key of that memory.
     Granted(u32),
 }
 
 impl Sentinel {
-    /// One on a rail on which the peer has `domain`, and the memory that it was granted these keys.
+    /// Makes the sentinel on a rail on which the peer has `domain`, and its granted memory has these keys.
     pub(super) fn new<'a>(
         domain: &Arc<ProtectionDomain>,
         granted: impl Iterator<Item = (&'a GrantedMemory, &'a GrantKey)>,

@@ -8,7 +8,7 @@ use crate::transport::wireup::{self, Blob, Grant, Side};
 /// Queue pair and packet numbers have 24 bits.
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 
-/// The number of a side's queue pair, and the number of the first packet that it sends.
+/// The number of a side's queue pair, and the number of its first packet (PSN).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pair {
     pub(super) number: u32,
@@ -20,40 +20,40 @@ pub(super) struct Pair {
 pub(super) struct Pairs {
     /// For requests.
     pub(super) data: Pair,
-    /// For heartbeats, on a rail that may lead: each of an offer, the first of an answer.
+    /// For heartbeats, on a rail that may lead: on each rail of an offer, and on the first rail of an answer.
     pub(super) heartbeat: Option<Pair>,
-    /// For READs of what may only be read.
+    /// For READs of memory that may only be read.
     pub(super) reads: Option<Pair>,
 }
 
 /// The addresses of a side's port in its network, and the limits that both sides must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PortAddress {
-    /// True for InfiniBand, which is found by its LID; RoCE is by its GID.
+    /// True for InfiniBand, which is addressed by its LID; RoCE is addressed by its GID.
     pub(super) is_infiniband: bool,
     pub(super) lid: u16,
     pub(super) gid: [u8; 16],
-    /// RoCE only: whether it speaks version 2.
+    /// RoCE only: whether the port uses version 2.
     pub(super) is_routed: bool,
-    /// InfiniBand only: whether its packets must carry a global route header.
+    /// InfiniBand only: whether packets must carry a global route header.
     pub(super) needs_global_route: bool,
-    /// Largest packet that its port carries, in bytes.
+    /// Largest packet that the port carries, in bytes.
     pub(super) mtu: u16,
-    /// READs and atomics that it answers at once.
+    /// READs and atomics that a queue pair answers at once.
     pub(super) reads_served: u8,
-    /// READs and atomics that it has under way at once.
+    /// READs and atomics that a queue pair has under way at once.
     pub(super) reads_posted: u8,
 }
 
 /// One rail of a side, and its queue pairs there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RailPorts {
-    /// The index of its device among those that the process names: rails of one index belong together.
+    /// The index of its device among the devices that the process names: rails of one index belong together.
     pub(super) index: u8,
     pub(super) address: PortAddress,
-    /// Pairs that it posts on: always in an offer; in an answer if the connector granted something.
+    /// The pairs on which this side posts: always in an offer; in an answer if the connector granted memory.
     pub(super) requester: Option<Pairs>,
-    /// Pairs that serve the other side, if it grants anything.
+    /// The pairs that serve the other side, if this side grants memory.
     pub(super) responder: Option<ServingPairs>,
 }
 
@@ -63,38 +63,38 @@ pub(super) struct ServingPairs {
     pub(super) pairs: Pairs,
     /// The key of each grant on this rail.
     pub(super) keys: Vec<u32>,
-    /// The key of its sentinel, a word at offset 0 which is read to learn that what was written before has arrived. On
-    /// the rail that leads it is there if the device may apply writes in any order, which an offer does not know yet.
+    /// The key of its sentinel, a word at offset 0: a READ of it proves that earlier writes have arrived. The leading
+    /// rail has a sentinel if the device may apply writes in any order, which is not yet known in an offer.
     pub(super) sentinel: Option<u32>,
 }
 
 /// The rails of one side, and its queue pairs on them.
 ///
-/// Each grant that comes along is named by its index and, in the lower half, its key on the first of these rails.
+/// Each grant in the same message is named by its index and, in the lower half, its key on the first of these rails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ports {
-    /// In the order of their indexes: in an offer those that can be used now, in an answer those of them that both
-    /// sides can use. The first of an answer leads.
+    /// In the order of their indexes: an offer has the rails that are usable now, and an answer has the offered rails
+    /// that both sides can use. The first rail of an answer leads.
     pub(super) rails: Vec<RailPorts>,
-    /// Requests with immediate data that it can take before it says more: 0 if no owner sleeps there.
+    /// Requests with immediate data that this side can accept before it announces more: 0 if no owner sleeps there.
     pub(super) receives: u16,
 }
 
-/// The messages besides an offer and its answer.
+/// The messages other than an offer and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Note {
-    /// The connector's queue pairs are ready, and its device may apply writes in any order if here is the key of a
-    /// sentinel.
+    /// The connector's queue pairs are ready. If the note has the key of a sentinel, its device may apply writes in
+    /// any order.
     Ready(Option<u32>),
     /// The other side's device refused a request of this side, which ends the connection.
     AccessViolation,
-    /// This side can take so many requests with immediate data more.
+    /// This side can accept so many more requests with immediate data.
     Receives(u16),
-    /// This side has lost this rail of the connection, counted from the one that leads, which is 0 and is never lost:
-    /// its queue pairs there, and the keys of what only this peer was granted, are destroyed. The other side does the
-    /// same, and says so.
+    /// This side has lost this rail of the connection, counted from the leading rail, which is 0 and is never lost:
+    /// its queue pairs there, and the keys of memory that was granted to this peer only, are destroyed. The other
+    /// side does the same, and reports it.
     RailLost(u8),
-    /// The other side, which said that it sleeps, is to wake up.
+    /// The other side, which announced that it sleeps, must wake up.
     Wake,
 }
 
@@ -134,7 +134,7 @@ impl Pairs {
 }
 
 impl RailPorts {
-    /// Whether it fits the others of its side, and what that grants.
+    /// Checks that the rail fits the other rails of its side, and the grants of that side.
     fn check(&self, all: &Ports, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
         let (requester, responder) = (self.requester.as_ref(), self.responder.as_ref());
         let is_first = all.rails.first().is_some_and(|first| first.index == self.index);
@@ -154,7 +154,7 @@ impl RailPorts {
         )?;
         let Some(ServingPairs { keys, sentinel, .. }) = responder else { return Ok(()) };
         check(keys.len() == grants.len(), "a grant has no key on one of its rails")?;
-        // The others prove by it what they carry beside the rail that leads.
+        // The sentinels prove the writes on the rails beside the leading one.
         let needs_sentinel = all.rails.len() > 1 && (from == Side::Connector || !is_first);
         check(sentinel.is_some() || !needs_sentinel, "a rail beside another has no sentinel")?;
         let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -178,7 +178,7 @@ impl Blob for Ports {
 }
 
 impl Ports {
-    /// The names of the grants by the keys of the first of these rails.
+    /// The names of the grants, by their keys on the first of these rails.
     fn names(&self) -> impl Iterator<Item = RemoteKey> {
         let keys = self.rails.first().and_then(|first| first.responder.as_ref());
         keys.into_iter()
@@ -187,18 +187,18 @@ impl Ports {
             .map(|(index, key)| name(index, *key))
     }
 
-    /// Whether there is a rail of this index among them.
+    /// Whether one of the rails has this index.
     pub(super) fn has(&self, index: usize) -> bool {
         self.rails.iter().any(|rail| usize::from(rail.index) == index)
     }
 
-    /// Whether this side serves READs of what may only be read, if it serves at all.
+    /// Whether this side serves READs of memory that may only be read, if it serves at all.
     pub(super) fn serves_reads(&self) -> Option<bool> {
         let serving = self.rails.first().and_then(|first| first.responder.as_ref());
         Pairs::has_reads(serving.map(|serving| &serving.pairs))
     }
 
-    /// Whether it has pairs to post such READs on, if it posts at all.
+    /// Whether this side has pairs for posting such READs, if it posts at all.
     pub(super) fn posts_reads(&self) -> Option<bool> {
         Pairs::has_reads(self.rails.first().and_then(|first| first.requester.as_ref()))
     }
@@ -209,8 +209,7 @@ impl Ports {
     }
 }
 
-/// The name of the grant of this index, whose key on the rail that leads is `key`: on the wire of RDMA goes the lower
-/// half.
+/// The name of the grant of this index, whose key on the leading rail is `key`. RDMA packets carry the lower half.
 pub(super) fn name(index: usize, key: u32) -> RemoteKey {
     RemoteKey((index as u64) << 32 | u64::from(key))
 }
@@ -221,8 +220,8 @@ pub(super) fn index_of(name: RemoteKey) -> usize {
 }
 
 impl Terms {
-    /// Keeps those rails of an offer that the connection has: grants are named by the keys of the one that leads.
-    /// Whether its device needs a sentinel is told once the connector is ready.
+    /// Keeps the rails of an offer that the connection uses: grants are named by their keys on the leading rail. The
+    /// connector reports whether that rail's device needs a sentinel once it is ready.
     pub(super) fn keep_rails(&mut self, is_kept: impl Fn(usize) -> bool) {
         self.blob.rails.retain(|rail| is_kept(rail.index.into()));
         if let Some(lead) = self.blob.rails.first_mut().and_then(|lead| lead.responder.as_mut()) {
@@ -241,12 +240,12 @@ impl Terms {
         self.grants.iter().map(|grant| (grant.key, grant.access)).collect()
     }
 
-    /// Whether it grants atomics.
+    /// Whether this side grants atomics.
     pub(super) fn grants_atomics(&self) -> bool {
         self.grants.iter().any(|grant| grant.access.contains(Access::REMOTE_ATOMIC))
     }
 
-    /// Whether the rail that leads answers READs, as one with a sentinel must.
+    /// Whether the leading rail answers READs, as a rail with a sentinel must.
     pub(super) fn answers_reads(&self) -> bool {
         self.port_addresses().next().is_some_and(|address| address.reads_served > 0)
     }
@@ -263,7 +262,7 @@ impl Terms {
     }
 }
 
-/// Decodes whatever `bytes` are as a message of a handshake, and checks what came out.
+/// Decodes any `bytes` as a message of a handshake, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
     let Some(Hello::Offer(terms) | Hello::Accept(terms)) = wireup::fuzz::<Ports, Note>(bytes) else { return };
@@ -279,7 +278,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
     }
 }
 
-/// Messages that the decoder takes, of every kind.
+/// Messages of every kind that the decoder accepts.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let pair = |number| Pair { number, first_packet: NUMBER_MAX - 2 };
@@ -398,7 +397,7 @@ mod tests {
         ] {
             refuse(offer(rails));
         }
-        // In an answer one rail leads, and does what the others do.
+        // In an answer one rail leads, and also does the work of the other rails.
         let follows = |pairs: Pairs| Pairs { heartbeat: None, ..pairs };
         let beside = RailPorts {
             requester: Some(follows(requester)),
@@ -414,7 +413,7 @@ mod tests {
         refuse(answer(vec![rail.clone(), RailPorts { requester: None, ..beside.clone() }]));
         refuse(answer(vec![beside.clone()]));
         refuse(answer(vec![rail.clone(), RailPorts { index: 1, ..rail.clone() }]));
-        // What may only be written needs no answers to READs, but a sentinel does.
+        // Memory that may only be written needs no answers to READs, but a sentinel does.
         for (sentinel, is_good) in [(None, true), (Some(9), false)] {
             let grants = vec![Grant { access: Access::REMOTE_WRITE, ..grants[0] }];
             let pairs = Pairs { reads: None, ..serving.pairs };

@@ -1,4 +1,4 @@
-//! The posting side of a queue pair: what is under way, in order, and the memory that it owns.
+//! The posting side of a queue pair: its requests under way, in order, and the memory that they own.
 
 mod batch;
 mod building;
@@ -25,73 +25,75 @@ const CELL_BYTES: usize = 64;
 
 const NOWHERE: RemoteSlice = RemoteSlice { key: RemoteKey(0), offset: 0, len: 0 };
 
-/// The time for which a failed request may stay silent once the device has told that its queue pair is over.
+/// The time within which the completion of a failed request must arrive once the device has reported the end of its
+/// queue pair.
 const COMPLETES_WITHIN: Duration = Duration::from_millis(100);
 
 const REFUSED_BY_DEVICE: Disconnected = Disconnected { reason: "the RDMA device refused a request" };
 
 /// The requests of one side, on a queue pair of their own.
 pub(super) struct Initiator {
-    /// Destroyed first: after that the device touches none of the memory that is held.
+    /// Destroyed first: after that the device does not touch the memory that is held.
     pair: QueuePair,
-    /// The requests that were posted and not yet told of, as many as the device's queue has room for, and the memory
-    /// that the device may be using. The device hands their numbers back with each completion.
+    /// The requests that were posted and not yet reported to the caller, at most as many as fit into the device's
+    /// queue, and the memory that the device may be using. Each completion of the device has the number of its
+    /// request.
     under_way: UnderWay,
     /// Entries before this one have succeeded.
     succeeded: u64,
     /// Entries before this one were given back by the device, in success or in error.
     returned: u64,
-    /// The error of the first request that failed; all behind it are flushed.
+    /// The error of the first request that failed; all requests behind it are flushed.
     failure: Option<CompletionError>,
     is_failure_told: bool,
     /// True if the failure is that the peer did not answer.
     is_unanswered: bool,
     has_failed: bool,
-    /// How the queue pair is over, as the device has told, and when that was.
+    /// How the queue pair ended, as the device reported, and the time of the report.
     told: Option<(QueuePairError, Instant)>,
-    /// Entries since the last that the device reports.
+    /// Entries since the last entry that the device reports.
     unreported: usize,
-    /// The device reports the last of so many.
+    /// The device reports at least one in so many entries.
     report_every: usize,
     /// The memory that holds inline data until the device has taken it: a cell for each entry.
     cells: MemoryRegion,
     completions: [sys::ibv_wc; POLLED_AT_ONCE],
     batch: Batch,
-    /// Entries that may be under way, beside proofs.
+    /// Entries that may be under way, without proofs.
     depth: usize,
     /// Entries of the device's queue.
     room: usize,
     /// Longest single request of the device in bytes.
     piece_bytes: usize,
-    /// What its rail carries, in Mbit/s, by which long requests are shared out; 0 if unknown.
+    /// The speed of its rail in Mbit/s, by which long requests are divided; 0 if unknown.
     pub(super) speed: u32,
-    /// The longest time that its device takes to find that the peer does not answer.
+    /// The longest time that its device needs to find that the peer does not answer.
     pub(super) gives_up_after: Duration,
-    /// Whether READs and atomics that are to wait for earlier ones are given to the device with a fence.
+    /// Whether READs and atomics that must wait for earlier ones are posted with a fence.
     pub(super) fences_reads: bool,
     /// Whether the device has atomics that work.
     pub(super) has_atomics: bool,
-    /// Whether requests may have memory of a GPU: the caller posts them once the GPU is done with it.
+    /// Whether requests may name memory of a GPU: the caller posts them once the GPU has finished with it.
     pub(super) takes_gpu: bool,
-    /// The index of the rail that it posts on, and so of the key that a region has here.
+    /// The index of the rail on which it posts, and of each region's key for this rail.
     pub(super) rail: usize,
     /// The first rail's domain, whose memory can be posted.
     domain: u32,
-    /// Receives that the peer has posted and this side has not used up: requests that it can notice.
+    /// Receives that the peer has posted and this side has not used up: as many requests can notify the peer.
     receives: u16,
     /// Set where the peer's device may apply writes in any order.
     proof: Option<Proof>,
 }
 
-/// The way to keep the order of writes where the peer's device does not: a READ of its sentinel goes before each write
-/// that must not overtake any, and the write waits for the READ in the device (a fence).
+/// Keeps the order of writes where the peer's device does not: a READ of the peer's sentinel is posted before each
+/// write that must not overtake another, and the write waits for the READ in the device (a fence).
 struct Proof {
     sentinel: (LocalSlice, RemoteSlice),
     /// The peer's grants, by name, and their rights.
     grants: Vec<(RemoteKey, Access)>,
 }
 
-// SAFETY: the raw pointers in `batch` are made and used within one call of `post`, and mean nothing between calls.
+// SAFETY: the raw pointers in `batch` are made and used within one call of `post`, and are not used between calls.
 unsafe impl Send for Initiator {}
 
 impl Initiator {
@@ -136,8 +138,8 @@ impl Initiator {
         }
     }
 
-    /// From now on each write into memory that announces waits in the device until a READ of this word has proved those
-    /// before it. `grants` are the peer's, each with whether it announces nothing.
+    /// From now on each write into announcing memory waits in the device until a READ of this word has proved the
+    /// writes before it. `grants` are the peer's; the rights of each show whether it announces nothing.
     pub(super) fn prove_by(&mut self, sentinel: RemoteSlice, grants: Vec<(RemoteKey, Access)>) {
         if mutant!("unproved") {
             return;
@@ -147,8 +149,8 @@ impl Initiator {
         self.proof = Some(Proof { sentinel: (local, sentinel), grants });
     }
 
-    /// From now on the caller may have as many requests under way as the device's queue has room for: no write is
-    /// proved by this queue pair itself.
+    /// From now on the caller may have as many requests under way as fit into the device's queue: this queue pair
+    /// itself proves no write.
     pub(super) fn leave_no_room_for_proofs(&mut self) {
         self.depth = self.room;
         self.report_every = self.depth.div_ceil(4);
@@ -164,8 +166,8 @@ impl Initiator {
         self.pair.inline_bytes
     }
 
-    /// The peer has posted so many receives more. False if it says so of none, or of more than this side has used up of
-    /// those that it has `in_all`.
+    /// Notes that the peer has posted so many more receives. False if the number is 0, or more than this side has
+    /// used up of the peer's `in_all` receives.
     pub(super) fn add_receives(&mut self, more: u16, in_all: u16) -> bool {
         let is_true = more > 0 && more <= in_all - self.receives;
         if is_true {
@@ -174,17 +176,17 @@ impl Initiator {
         is_true
     }
 
-    /// Bytes of memory that hold the inline data of a device's queue of so many entries, and a cell to spare.
+    /// Bytes of memory for the inline data of a device's queue of so many entries, and one spare cell.
     pub(super) fn cells_bytes(room: usize) -> usize {
         (room + 1) * CELL_BYTES
     }
 
-    /// A word that is of no use to anybody: where READs go whose completion is all that is wanted of them.
+    /// A word that has no other use: the destination of READs of which only the completion matters.
     pub(super) fn spare(&self) -> LocalSlice {
         self.cells.slice(self.room * CELL_BYTES, 8).expect("there is a cell more than the queue has entries")
     }
 
-    /// Whether nothing is left to be told.
+    /// Whether no request is left to report.
     pub(super) fn is_empty(&self) -> bool {
         self.under_way.is_empty()
     }
@@ -194,7 +196,7 @@ impl Initiator {
         &self.pair
     }
 
-    /// Whether a request has failed: the queue pair is of no more use.
+    /// Whether a request has failed, so that the queue pair is unusable.
     #[inline]
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed
@@ -210,8 +212,9 @@ impl Initiator {
         self.is_unanswered
     }
 
-    /// Whether the device has told that the queue pair is over, and how, and no completion tells why. What it tells may
-    /// be heard before the completion of the request that failed, which says more: so that is waited for, for a moment.
+    /// Returns how the queue pair ended, if the device has reported its end and no completion gives the reason. The
+    /// report may arrive before the completion of the failed request, which gives more detail, so this waits a moment
+    /// for that completion.
     pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
         if let Some(error) = self.pair.take_broken() {
             self.told.get_or_insert_with(|| (error, Instant::now()));
@@ -222,7 +225,7 @@ impl Initiator {
         (!self.has_failed && !is_silent).then_some(error)
     }
 
-    /// Whether a request is a write that goes behind a READ which proves those before it.
+    /// Whether a request is a write that follows a READ which proves the writes before it.
     #[inline]
     fn is_proved(&self, request: &WorkRequest) -> bool {
         let Some(proof) = &self.proof else { return false };
@@ -233,12 +236,12 @@ impl Initiator {
                 let is_relaxed = |access: &Access| access.contains(Access::RELAXED);
                 !proof.grants.iter().any(|(name, access)| *name == remote.key && is_relaxed(access))
             }
-            // The device carries them out after all that came before.
+            // The device executes them after all earlier requests.
             _ => false,
         }
     }
 
-    /// Returns how many requests of the device a request is made of, beside its proof.
+    /// Returns how many device requests a request consists of, without its proof.
     #[inline]
     pub(super) fn parts(&self, request: &WorkRequest) -> usize {
         match &request.operation {
@@ -255,14 +258,14 @@ impl Initiator {
         if bytes > self.piece_bytes { bytes.div_ceil(self.piece_bytes) } else { 1 }
     }
 
-    /// Parts that there is room for.
+    /// The number of parts that still fit.
     #[inline]
     pub(super) fn free(&self) -> usize {
         self.depth - self.under_way.of_caller()
     }
 
-    /// Returns how many requests of the device a batch is made of, if it can be posted at all. With a GPU, requests may
-    /// have any memory of that, and count as one; without one they may have what is registered.
+    /// Returns how many device requests a batch consists of, if it can be posted at all. With a GPU, requests may
+    /// name any memory of that GPU, and each counts as one; without one they may name registered memory only.
     #[inline]
     pub(super) fn check(&self, batch: &[WorkRequest], gpu: Option<&Gpu>) -> Result<usize, PostError> {
         let mut parts = 0;
@@ -326,15 +329,15 @@ impl Initiator {
         self.ring()
     }
 
-    /// Ends the queue pair: whatever is under way comes back flushed.
+    /// Ends the queue pair: all requests under way come back flushed.
     #[cold]
     pub(super) fn end(&mut self) {
         self.has_failed = true;
         self.pair.end();
     }
 
-    /// Destroys the queue pair: whatever is under way is not told of. False if that failed: the device may go on to use
-    /// the memory of its requests, which is kept then.
+    /// Destroys the queue pair: requests under way are not reported. False if that failed: the device may continue to
+    /// use the memory of its requests, so that memory is then kept.
     #[cold]
     pub(super) fn close(mut self) -> bool {
         let is_destroyed = self.pair.destroy();
@@ -344,7 +347,7 @@ impl Initiator {
         is_destroyed
     }
 
-    /// Keeps the memory of what is under way for ever.
+    /// Never frees the memory of the requests under way.
     #[cold]
     fn keep(&mut self) {
         if !self.under_way.is_empty() {
@@ -353,10 +356,10 @@ impl Initiator {
         }
     }
 
-    /// Takes what the device has completed.
+    /// Takes the device's completions.
     #[inline]
     pub(super) fn take_completions(&mut self) -> bool {
-        // Of a queue pair that has nothing under way the device is not asked.
+        // A completion queue is polled only while its pair has requests under way.
         let (mut has_more, mut has_any) = (!self.under_way.is_empty(), false);
         while has_more {
             let taken = match self.pair.completions.poll(&mut self.completions) {
@@ -366,7 +369,8 @@ impl Initiator {
             has_more = taken.len() == POLLED_AT_ONCE;
             has_any |= !taken.is_empty();
             for completion in taken {
-                // The device's own numbers, but what is computed with them is ours.
+                // These numbers come from the device, and this process computes with them: they are limited to the
+                // valid range.
                 let (first, end) = (self.under_way.first(), self.under_way.end());
                 let after = completion.wr_id.saturating_add(1).clamp(first, end);
                 self.returned = self.returned.max(after);
@@ -375,7 +379,7 @@ impl Initiator {
                     continue;
                 }
                 if self.failure.is_none() && self.succeeded < after {
-                    // Requests complete in order: those before it have succeeded.
+                    // Requests complete in order: the requests before it have succeeded.
                     self.succeeded = self.succeeded.max(after - 1);
                     self.failure = Some(outcome(completion));
                     self.is_unanswered = completion.status == sys::IBV_WC_RETRY_EXC_ERR;
@@ -384,7 +388,7 @@ impl Initiator {
             }
         }
         if has_any {
-            // What the device wrote before comes before what this process reads.
+            // Earlier writes of the device come before later reads of this process.
             fence(Ordering::Acquire);
         }
         has_any
@@ -397,7 +401,7 @@ impl Initiator {
         false
     }
 
-    /// Drops the oldest entries that have succeeded and that no caller hears of.
+    /// Drops the oldest entries that have succeeded and that are not reported to the caller.
     fn forget_silent(&mut self) {
         while self.under_way.first() < self.succeeded
             && self.under_way.oldest().is_some_and(|kind| kind != EntryKind::Signalled)
@@ -406,7 +410,7 @@ impl Initiator {
         }
     }
 
-    /// The next completion that the caller is to hear of.
+    /// The next completion for the caller.
     #[inline]
     pub(super) fn poll(&mut self) -> Option<WorkCompletion> {
         loop {
@@ -418,7 +422,7 @@ impl Initiator {
             }
             if self.under_way.first() < self.returned {
                 let entry = self.under_way.forget_oldest()?;
-                // A part that failed is told by the last part of its request.
+                // The failure of a part is reported by the last part of its request.
                 if matches!(entry.kind, EntryKind::Part | EntryKind::Proof) {
                     continue;
                 }
@@ -431,15 +435,15 @@ impl Initiator {
         }
     }
 
-    /// The failure itself once, and that all behind it was flushed from then on.
+    /// Returns the failure itself at the first call, and `Flushed` from then on.
     fn tell_failure(&mut self) -> CompletionError {
         let is_first = !std::mem::replace(&mut self.is_failure_told, true);
         self.failure.filter(|_| is_first).unwrap_or(CompletionError::Flushed)
     }
 }
 
-/// The memory of requests of queue pairs that could not be destroyed. The device may go on to read and write it, so it
-/// is never given back.
+/// The memory of requests of queue pairs that could not be destroyed. The device may continue to read and write it,
+/// so it is never freed.
 static KEPT: Mutex<Vec<(Vec<HeldMemory>, MemoryRegion)>> = Mutex::new(Vec::new());
 
 impl Drop for Initiator {
@@ -460,7 +464,7 @@ impl EntryKind {
 /// Returns the meaning of an error completion.
 fn outcome(completion: &sys::ibv_wc) -> CompletionError {
     match completion.status {
-        // The second is what some devices say where a right is missing.
+        // Some devices report the second status if a right is missing.
         sys::IBV_WC_REM_ACCESS_ERR | sys::IBV_WC_REM_INV_REQ_ERR => CompletionError::RemoteAccess,
         sys::IBV_WC_WR_FLUSH_ERR => CompletionError::Flushed,
         sys::IBV_WC_RETRY_EXC_ERR | sys::IBV_WC_RNR_RETRY_EXC_ERR => CompletionError::Unreachable,

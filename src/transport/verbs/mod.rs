@@ -1,14 +1,14 @@
 //! Verbs: one-sided RDMA over InfiniBand and RoCE, in hardware or in the kernel (soft-RoCE).
 //!
 //! Reliable connections (RC) carry everything. The two sides find each other over TCP, where each proves that it
-//! knows the [secret](crate::channel::Secret); there they tell each other their addresses, queue pairs and grants,
-//! and agree on the size of packets and on how many READs may be under way. That conversation stays open, silent: its
-//! end tells that a process is gone, long before the device has given up on it.
+//! knows the [secret](crate::channel::Secret); there they exchange their addresses, queue pairs and grants, and agree
+//! on the size of packets and on the number of READs under way. That TCP connection stays open, silent: its end shows
+//! that a process is gone, long before the device gives up on it.
 //!
-//! Each direction has up to three queue pairs: one for requests, one for heartbeats, which no bulk data is ever
-//! before, and one for READs of memory that the peer lets be read only. Where several devices carry a connection
-//! ([`VerbsOptions::devices`]), each further one has a pair for its parts of long requests, and one for those of
-//! READs.
+//! Each direction has up to three queue pairs: one for requests, one for heartbeats, on which no bulk data ever goes
+//! first, and one for READs of memory that the peer grants for reading only. If several devices carry a connection
+//! ([`VerbsOptions::devices`]), each further device has one pair for its parts of long requests, and one for its
+//! parts of READs.
 //!
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
@@ -16,35 +16,37 @@
 //! | serve the peer | of this connection | what it may write, with those rights; a word of each further device |
 //! | serve its READs | of all readers | memory of the transport that peers may read, and do nothing else with |
 //!
-//! So what peers only read (control pages, frames) is registered once for each device, however many they are, and
-//! joining costs no more than the memory that one peer writes. A key of that memory opens nothing for another peer,
-//! nor for its own next connection. The keys of what is only read are those of all peers of this transport: a process
-//! that must keep some of its peers from what others read opens a transport for each kind. A peer that was shut out
-//! reads nothing: its queue pairs are reset at once, and destroyed later. Requests for anything else end the connection
-//! of the peer that tried.
-//! Peers name bytes by their offset in a region: addresses of this process do not travel.
+//! So memory that peers only read (control pages, frames) is registered once for each device, however many peers
+//! there are, and a new peer costs no more than the memory that this peer writes. A key of that memory opens no
+//! memory for another peer, nor for its own next connection. The keys of memory that is only read are the same for
+//! all peers of this transport: a process that must keep some of its peers from the memory that others read opens a
+//! transport for each kind. A peer that was disconnected reads nothing: its queue pairs are reset at once, and
+//! destroyed later. A request for any other memory ends the connection of the peer that posted it. Peers name bytes
+//! by their offset in a region: addresses of this process do not travel.
 //!
-//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s, unless [`VerbsOptions::timeout`]
-//! and [`VerbsOptions::retries`] say otherwise; some take up to four times as long. Completion queues have room for
-//! all that can be under way. Connections begin with random packet numbers. An attacker that can put packets on the
-//! RoCE network itself is not kept out: keys are guessable, and requests and data are not encrypted.
+//! **Nothing waits for ever.** A device that gets no answer retries for 1.9 s, unless [`VerbsOptions::timeout`] and
+//! [`VerbsOptions::retries`] say otherwise; some take up to four times as long. Completion queues have room for all
+//! requests that can be under way. Connections begin with random packet numbers. There is no protection against an
+//! attacker that can send packets on the RoCE network itself: keys are guessable, and requests and data are not
+//! encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible
-//! in order, but for those into memory with [`Access::RELAXED`]. A device that keeps no such order
-//! ([`VerbsOptions::in_order`]) is told by its owner in the handshake, and a READ then proves what was written before
-//! each word. Atomics are those of the device: atomic among requests through it, and not against processors, unless
-//! [`Capabilities::atomics`](super::Capabilities) says so, which it does only after trying.
+//! in order, except writes into memory with [`Access::RELAXED`]. If a device keeps no such order
+//! ([`VerbsOptions::in_order`]), its owner says so in the handshake, and a READ then proves the earlier writes before
+//! each word is written. The device executes the atomics: they are atomic among requests through it, and not against
+//! processors, unless [`Capabilities::atomics`](super::Capabilities) says so, which it does only after a trial.
 //!
-//! **GPUs.** Requests of a process that names its GPU ([`Verbs::with_gpu`](Verbs)) may have memory there, and so may
-//! what it grants, where its devices register it. Where they do not, requests go through blocks of host memory.
+//! **GPUs.** Requests of a process that names its GPU ([`Verbs::with_gpu`](Verbs)) may name memory of the GPU, and so
+//! may its grants, if its devices register that memory. If they do not, requests go through blocks of host memory.
 //!
 //! **Sleep.** A listener can wake its owner: peers then announce by WRITEs with immediate data
 //! ([`Listener::be_notified`](super::Listener::be_notified)).
 //!
-//! **The library** (libibverbs) is opened at run time. Where there is none, or no device, [`Verbs::open`] says so.
+//! **The library** (libibverbs) is opened at run time. If the library or a device is missing, [`Verbs::open`] says
+//! so.
 //!
-//! **Forked children.** What a forked child inherits is dead there, and only there; registered memory stays with the
-//! parent. A child that wants RDMA opens the device itself.
+//! **Forked children.** Objects that a forked child inherits are unusable in the child, and only there; registered
+//! memory stays with the parent. A child that wants RDMA opens the device itself.
 //!
 //! ```
 //! use slackline::{OpenError, Verbs, VerbsOptions};
@@ -139,31 +141,31 @@ const NAME: &str = "verbs";
 
 const INHERITED: &str = "the device was opened before this process was forked";
 
-/// Requests that may be outstanding on an endpoint, unless asked otherwise or the device has less.
+/// Requests that may be outstanding on an endpoint, unless the options say otherwise or the device supports fewer.
 const QUEUE_DEPTH: usize = 1024;
 
-/// Longest data that a request carries in itself, unless asked otherwise: a header of 64 bytes.
+/// Longest inline data of a request, unless the options say otherwise: a header of 64 bytes.
 const INLINE_BYTES: u32 = 64;
 
-/// Longest single request that a device is given, whatever it says it can do.
+/// Longest single request that a device gets, whatever limit it reports.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
 
-/// RDMA through one port of one device, or through several side by side. Clones share it.
+/// RDMA through one port of one device, or through several ports in parallel. Clones share them.
 #[derive(Clone)]
 pub struct Verbs {
     shared: Arc<VerbsShared>,
-    /// The GPU that payloads of this process may be on.
+    /// The GPU whose memory may hold payloads of this process.
     gpu: Option<VerbsGpu>,
     /// The kind of memory that is allocated.
     memory: fn(usize) -> Result<HostMemory, MemoryError>,
 }
 
 impl Verbs {
-    /// Opens the device and port that `options` ask for, or the best ones, and tries whether its atomics work.
+    /// Opens the device and port that `options` name, or the best ones, and tries whether the device's atomics work.
     ///
     /// # Errors
-    /// Something is missing: the library, a device, the right to use it, a port that is up, or an address. The
-    /// error says what, and how to repair it.
+    /// Something is missing: the library, a device, the permission to use it, a port that is up, or an address. The
+    /// error says what is missing, and how to repair it.
     pub fn open(options: VerbsOptions) -> Result<Verbs, OpenError> {
         if options.secret.as_ref().is_some_and(Secret::encrypts) {
             return Err(OpenError::Encryption);
@@ -230,53 +232,54 @@ impl Verbs {
         Verbs { shared: Arc::new(shared), gpu: None, memory: HostMemory::anonymous }
     }
 
-    /// The same with another kind of memory where it [allocates](Transport::allocate) some:
-    /// [in dma-bufs](HostMemory::in_dma_buf), as a GPU's comes to the devices.
+    /// Returns the transport with another kind of memory for its [allocations](Transport::allocate): [in
+    /// dma-bufs](HostMemory::in_dma_buf), as devices import GPU memory.
     #[doc(hidden)]
     pub fn with_memory(self, memory: fn(usize) -> Result<HostMemory, MemoryError>) -> Verbs {
         Verbs { memory, ..self }
     }
 
-    /// The same with a GPU. A peer publishes out of memory of its GPU and pulls into it, and an owner that serves over
-    /// it has its payloads there.
+    /// Returns the transport with a GPU. A peer publishes from memory of its GPU and pulls into it, and an owner that
+    /// serves over this transport has its payloads there.
     ///
-    /// Where all devices of the transport register memory of the GPU, which is tried here, they read and write it
-    /// themselves: as a dma-buf, or by its address where the module nvidia-peermem is loaded. Where one does not, a
-    /// peer's payloads pass the host: the GPU copies them into and out of blocks of locked and registered memory, 8 of
-    /// 2 MiB for each connection that needs them, while others are written and read. The other side, and what travels,
-    /// is as without a GPU. An owner has its payloads in host memory then, since no device reads them on the GPU, and a
-    /// server folds by processors. With a GPU that [requires](Gpu::require_gpudirect) a direct way it neither listens
-    /// nor connects then.
+    /// If all devices of the transport register memory of the GPU, which is tried here, they read and write it
+    /// themselves: as a dma-buf, or by its address if the module nvidia-peermem is loaded. If a device does not, a
+    /// peer's payloads pass through the host: the GPU copies them into and out of blocks of locked and registered
+    /// memory, 8 of 2 MiB for each connection that needs them, while other blocks are written and read. The other
+    /// side and the data on the wire are the same as without a GPU. An owner then has its payloads in host memory,
+    /// since no device reads them on the GPU, and a server folds by processors. With a GPU that
+    /// [requires](Gpu::require_gpudirect) a direct path, the transport then neither listens nor connects.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Verbs {
         self.with_gpu_where(gpu, direct::PEERMEM_FOLDER.as_ref())
     }
 
-    /// The same where the module nvidia-peermem has this folder when it is loaded.
+    /// The same, where a loaded module nvidia-peermem has this folder.
     #[cfg(feature = "cuda")]
     fn with_gpu_where(self, gpu: &Gpu, peermem: &Path) -> Verbs {
         let gpu = VerbsGpu::new(&self.shared, gpu, peermem);
         Verbs { gpu: Some(gpu), ..self }
     }
 
-    /// Checks that payloads of the GPU may take the way that there is.
+    /// Checks that payloads of the GPU may take the available path.
     fn check_gpu(&self, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
         self.gpu.iter().try_for_each(|gpu| gpu.path.check_allowed(Some(&gpu.gpu), operation, address))
     }
 
-    /// The device's name. Where there are several, this and the following tell of the first.
+    /// The device's name. If the transport has several devices, this method and the following ones describe the
+    /// first.
     #[doc(hidden)]
     pub fn device(&self) -> &str {
         &self.shared.first().info.name
     }
 
-    /// The names of all devices that are used, and the port of each.
+    /// The names of all devices in use, and the port of each.
     #[doc(hidden)]
     pub fn rails(&self) -> impl Iterator<Item = (&str, u8)> {
         self.shared.rails.iter().map(|rail| (rail.info.name.as_str(), rail.port.number))
     }
 
-    /// Returns what the device is and has.
+    /// Returns the attributes of the device and its ports.
     #[doc(hidden)]
     pub fn info(&self) -> &DeviceInfo {
         &self.shared.first().info
@@ -288,39 +291,41 @@ impl Verbs {
         &self.shared.first().port
     }
 
-    /// Returns the reason why this device and port were chosen, for people.
+    /// Returns the reason why this device and port were chosen, as readable text.
     #[doc(hidden)]
     pub fn reason(&self) -> &str {
         &self.shared.first().reason
     }
 
-    /// Largest packet in bytes; less towards a peer that carries less.
+    /// Largest packet in bytes; smaller towards a peer whose packets are smaller.
     #[doc(hidden)]
     pub fn mtu(&self) -> u16 {
         self.shared.first().mtu()
     }
 
-    /// The settings of the way that packets take, as they were when the device was opened.
+    /// The settings of the packets' path, as they were when the device was opened.
     #[doc(hidden)]
     pub fn path_settings(&self) -> &PathSettings {
         &self.shared.first().settings
     }
 
-    /// The address that is spoken from towards `peer`, and why, as the port was when the device was opened.
+    /// The local address for packets to `peer`, and the reason for the choice, as the port was when the device was
+    /// opened.
     #[doc(hidden)]
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
         self.shared.first().choose_gid(peer)
     }
 
-    /// Whether the device applies what peers write in order: as the options say, as is known of it, or as it says of
-    /// a connection of this process with itself. The error says why there is no such connection.
+    /// Whether the device applies the peers' writes in order: by the options, by known facts about the device, or by
+    /// the device's answer for a connection of this process with itself. The error says why there is no such
+    /// connection.
     #[doc(hidden)]
     pub fn arrival_order(&self) -> Result<ArrivalOrder, String> {
         probe::arrival_order(&self.shared)
     }
 
-    /// Longest data that a request carries in itself, in bytes, as the device grants it when it is asked for what the
-    /// options say. The error says why it makes no queue pair.
+    /// Longest inline data of a request, in bytes: the size that the device grants when the size in the options is
+    /// requested. The error says why the device creates no queue pair.
     #[doc(hidden)]
     pub fn inline_bytes(&self) -> Result<u32, String> {
         probe::inline_bytes(&self.shared)
@@ -337,8 +342,8 @@ impl Verbs {
         VerbsConnecting::new(&self.shared, self.gpu.clone(), socket, offer, doorbell)
     }
 
-    /// Returns the reason why atomics are not used although the device says that it has them: the fault that was
-    /// found when they were tried.
+    /// Returns the reason why atomics are not used although the device reports them: the fault that their trial
+    /// found.
     #[doc(hidden)]
     pub fn atomics_fault(&self) -> Option<&str> {
         self.shared.atomics_fault.as_deref()
@@ -382,7 +387,7 @@ impl Transport for Verbs {
         Capabilities {
             name: NAME,
             queue_depth: self.shared.queue_depth,
-            // Longer ones than the device takes are cut, each part taking an entry of the queue.
+            // Requests that are too long for the device are split, and each part takes an entry of the queue.
             max_request_bytes: self.shared.piece_bytes().saturating_mul(self.shared.queue_depth),
             atomics: self.shared.atomics,
             in_place: false,

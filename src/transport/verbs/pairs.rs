@@ -1,9 +1,10 @@
 //! The queue pairs of one side of a connection, and the memory that it grants.
 //!
-//! Each direction has pairs of its own, so that each can be in a protection domain of its own: those that post are in
-//! the transport's, where all memory of this process is known; those that serve a peer are in one that was made for it
-//! and holds what it was granted, exactly and with those rights; those that serve its READs of what it may only read
-//! are in one for all peers, where that memory is registered once.
+//! Each direction has its own pairs, so that each can be in its own protection domain. Pairs that post are in the
+//! transport's domain, where all memory of this process is registered. Pairs that serve a peer are in a domain that
+//! was made for this peer and holds exactly the memory that was granted to it, with the granted rights. Pairs that
+//! serve its READs of memory that it may only read are in one domain for all peers, where that memory is registered
+//! once.
 
 use std::io;
 use std::sync::Arc;
@@ -23,24 +24,24 @@ use crate::transport::wireup::Grant;
 /// Heartbeats that may be under way.
 const HEARTBEAT_DEPTH: usize = 16;
 
-/// The pairs that this side posts on.
+/// The pairs on which this side posts.
 pub(super) struct Requester {
-    /// Those of each rail, of the one that leads first.
+    /// The pairs of each rail, the leading rail first.
     pub(super) rails: Vec<RailRequester>,
 }
 
-/// The pairs that this side posts on over one rail.
+/// The pairs on which this side posts over one rail.
 pub(super) struct RailRequester {
     pub(super) data: Initiator,
     /// Where the rail may lead.
     pub(super) heartbeat: Option<Initiator>,
-    /// For READs of what the peer lets be read only, if there is such memory.
+    /// For READs of memory that the peer grants for reading only, if there is such memory.
     pub(super) reads: Option<Initiator>,
 }
 
 impl Requester {
-    /// On the rails of these indexes, of which the first so many may lead. `reads` says whether the peer may have
-    /// memory that can only be read.
+    /// Makes the pairs on the rails of these indexes, of which the first `may_lead` may lead. `reads` says whether
+    /// the peer may have memory that can only be read.
     pub(super) fn new(
         shared: &VerbsShared,
         rails: &[usize],
@@ -51,9 +52,9 @@ impl Requester {
         let of_rail = |(position, rail): (usize, &usize)| {
             let beats = || shared.initiator(*rail, HEARTBEAT_DEPTH, HEARTBEAT_DEPTH);
             Ok(RailRequester {
-                // A write may go with the READ that tells of its arrival, or with one that proves those before it.
+                // Each write may need a READ that shows its arrival, or a READ that proves the writes before it.
                 data: shared.initiator(*rail, depth, 2 * depth)?,
-                // A beat that another one overtakes is a change of the word, too: that is all that it has to be.
+                // A beat that overtakes another one still changes the word, and a beat only has to do this.
                 heartbeat: (position < may_lead).then(beats).transpose()?,
                 reads: reads.then(|| shared.initiator(*rail, depth, depth)).transpose()?,
             })
@@ -61,7 +62,7 @@ impl Requester {
         Ok(Requester { rails: rails.iter().enumerate().map(of_rail).collect::<io::Result<_>>()? })
     }
 
-    /// Gives up the pairs for which the peer, which answered so, has none to serve them.
+    /// Gives up the pairs for which the peer's answer has no serving pair.
     pub(super) fn keep_served(&mut self, theirs: &Ports) {
         self.rails.retain(|rail| theirs.has(rail.data.rail));
         let serves_reads =
@@ -87,7 +88,7 @@ impl RailRequester {
         }
     }
 
-    /// Connects them to the pairs that serve them.
+    /// Connects these pairs to the pairs that serve them.
     fn connect(&self, path: &QueuePairPath, theirs: &Pairs) -> io::Result<()> {
         self.data.pair().connect(path, &theirs.data)?;
         for (ours, theirs) in [(&self.heartbeat, theirs.heartbeat), (&self.reads, theirs.reads)] {
@@ -99,7 +100,7 @@ impl RailRequester {
     }
 }
 
-/// Returns what a peer is told of rails, which have these indexes and addresses.
+/// Returns the description for the peer of the rails with these indexes and addresses.
 pub(super) fn rail_ports(
     rails: impl Iterator<Item = (usize, PortAddress)>,
     requester: Option<&Requester>,
@@ -114,7 +115,7 @@ pub(super) fn rail_ports(
     rails.enumerate().map(tell).collect()
 }
 
-/// Connects this side's pairs to those that `theirs` tells of, as far as there are both.
+/// Connects this side's pairs to the pairs in `theirs`, if both exist.
 pub(super) fn connect(
     paths: &[QueuePairPath],
     requester: Option<&Requester>,
@@ -141,37 +142,37 @@ pub(super) fn connect(
     }
 }
 
-/// The pairs that serve the peer, and what it may reach through them.
+/// The pairs that serve the peer, and the memory that it may access through them.
 pub(super) struct Responder {
     /// The waker that the peer's requests ring.
     waker: Option<Arc<Waker>>,
-    /// Those of each rail, until it is lost. The first one leads, and is never given up.
+    /// The pairs of each rail, until the rail is lost. The first rail leads, and is never given up.
     rails: Vec<Option<RailResponder>>,
     granted: Vec<Granted>,
 }
 
-/// The same of one rail.
+/// The same for one rail.
 struct RailResponder {
     /// The index of the rail.
     index: usize,
-    // Dropped in this order, and before the memory that was granted: no pair, no keys, then the domain.
+    // Dropped in this order, and before the granted memory: the pairs, the keys, then the domain.
     data: Arc<QueuePair>,
     /// Where the rail may lead.
     heartbeat: Option<QueuePair>,
-    /// For READs of what may only be read, if there is such memory.
+    /// For READs of memory that may only be read, if there is such memory.
     reads: Option<QueuePair>,
     keys: Vec<GrantKey>,
-    /// There is none on the only rail, or on one that leads, if its device is known to apply writes in order.
+    /// None on the only rail, or on a leading rail, if its device is known to apply writes in order.
     sentinel: Option<Sentinel>,
     domain: Arc<ProtectionDomain>,
-    /// The order in which the device applies writes, where that is known.
+    /// The order in which the device applies writes, if it is known.
     arrival_order: Option<ArrivalOrder>,
 }
 
-/// What the pairs that serve on one rail are to be able to do.
+/// The duties of the pairs that serve on one rail.
 struct RailDuties<'a> {
     may_lead: bool,
-    /// Whether the peer proves by a sentinel what it has written.
+    /// Whether the peer proves its writes by a sentinel.
     is_proved: bool,
     /// The waker that its requests ring.
     waker: Option<&'a Arc<Waker>>,
@@ -186,8 +187,8 @@ impl RailResponder {
     ) -> io::Result<RailResponder> {
         let rail = &shared.rails[index];
         let domain = rail.peer_domain()?;
-        // Keys before pairs: of a process that ends the system destroys what is newest first, and a pair that outlived
-        // its keys would refuse the peer what it was granted.
+        // Keys before pairs: when a process ends, the system destroys the newest objects first, and a pair that
+        // outlived its keys would refuse the peer's valid requests.
         let key = |granting: &Granting| granting.key(shared, index, &domain);
         let keys = granting.iter().map(key).collect::<io::Result<Vec<_>>>()?;
         let arrival_order = rail.known_arrival_order();
@@ -202,11 +203,11 @@ impl RailResponder {
         Ok(RailResponder { index, data, heartbeat, reads, keys, sentinel, domain, arrival_order })
     }
 
-    /// Begins to serve the pairs that the peer posts on, with these rights on what it does more with than read.
+    /// Begins to serve the pairs on which the peer posts, with these rights on memory that it may not only read.
     fn serve(&self, path: &QueuePairPath, requester: &Pairs, rights: Access) -> io::Result<()> {
-        // A sentinel is there besides what was granted.
+        // A sentinel may be read besides the granted memory.
         self.data.serve(path, &requester.data, rights | Access::REMOTE_READ)?;
-        // Heartbeats are words, and words are written.
+        // A heartbeat is a word that is written.
         let beats = rights.intersection(Access::REMOTE_WRITE);
         for (ours, theirs, rights) in [
             (&self.heartbeat, requester.heartbeat, beats),
@@ -219,7 +220,7 @@ impl RailResponder {
         Ok(())
     }
 
-    /// Finds out in which order the device applies what the peer writes.
+    /// Determines the order in which the device applies the peer's writes.
     fn learn_arrival_order(&mut self, path: &QueuePairPath) -> io::Result<()> {
         self.data.make_ready_to_send(path)?;
         let order = *self.arrival_order.get_or_insert_with(|| self.data.ask_arrival_order());
@@ -235,15 +236,15 @@ impl RailResponder {
         Ok(())
     }
 
-    /// Destroys the queue pairs, and then the keys. False if the device could not: it may go on to serve the peer.
+    /// Destroys the queue pairs, and then the keys. False if the device could not: it may continue to serve the peer.
     fn close(mut self) -> bool {
-        // No waker knows that of a rail which does not lead.
+        // No waker holds the pair of a rail that does not lead.
         let data = Arc::get_mut(&mut self.data).is_some_and(QueuePair::destroy);
         let others = self.heartbeat.iter_mut().chain(&mut self.reads);
         others.fold(data, |is_closed, pair| pair.destroy() && is_closed)
     }
 
-    /// Returns its queue pairs that serve the peer.
+    /// Returns the queue pairs of this rail that serve the peer.
     fn pairs(&self) -> impl Iterator<Item = &QueuePair> {
         [&*self.data].into_iter().chain(&self.heartbeat).chain(&self.reads)
     }
@@ -260,8 +261,8 @@ impl RailResponder {
 }
 
 impl Responder {
-    /// For a peer that is granted `memory`, on the rails of these indexes, of which the first so many may lead; none if
-    /// that is nothing. Requests on the first one ring the waker, if there is one.
+    /// Makes the pairs for a peer that is granted `memory`, on the rails of these indexes, of which the first
+    /// `may_lead` may lead; none if `memory` is empty. Requests on the first rail ring the waker, if there is one.
     pub(super) fn new(
         shared: &VerbsShared,
         rails: &[usize],
@@ -301,7 +302,7 @@ impl Responder {
         self.rails[0].as_mut().expect("the rail that leads is never given up")
     }
 
-    /// Gives up the rails that the peer, which answered so, has not.
+    /// Gives up the rails that the peer's answer does not have.
     pub(super) fn keep_used(&mut self, theirs: &Ports) {
         self.rails.retain(|rail| rail.as_ref().is_some_and(|rail| theirs.has(rail.index)));
         self.rails.iter_mut().skip(1).flatten().for_each(|rail| rail.heartbeat = None);
@@ -318,7 +319,7 @@ impl Responder {
         self.lead().data.number()
     }
 
-    /// Posts receives again: so many, of which the peer is to be told.
+    /// Posts receives again, and returns their number, which the peer must be told.
     pub(super) fn renew_receives(&self) -> Option<u16> {
         self.lead().data.renew_receives()
     }
@@ -331,30 +332,30 @@ impl Responder {
         self.granted.iter().enumerate().zip(&self.lead().keys).map(grant).collect()
     }
 
-    /// Returns the rights that the peer has on any of the memory that it does more with than read.
+    /// Returns the union of the peer's rights on the memory that it may not only read.
     fn rights(&self) -> Access {
         let written = self.granted.iter().filter(|granted| !granted.is_read_only());
         written.map(|granted| granted.access).fold(Access::LOCAL, Access::union)
     }
 
-    /// The order in which the device of the rail that leads applies what the peer writes, once this serves.
+    /// The order in which the device of the leading rail applies the peer's writes, once this responder serves.
     pub(super) fn arrival_order(&self) -> Option<ArrivalOrder> {
         self.lead().arrival_order
     }
 
-    /// The key of the sentinel of the rail that leads, once this serves, if its device may apply the peer's writes in
-    /// any order.
+    /// The key of the leading rail's sentinel, once this responder serves, if the rail's device may apply the peer's
+    /// writes in any order.
     pub(super) fn sentinel(&self) -> Option<u32> {
         self.lead().sentinel.as_ref().map(Sentinel::key)
     }
 
-    /// Whether a device has told that a pair of the rail that leads is over, and how, since it was asked last; and the
-    /// other rails that have failed, a bit for each, which end nothing else.
+    /// Returns how a pair ended in a way that ends the connection, if a device has reported this since the last call;
+    /// and the rails other than the leading one that have failed, a bit for each, which end only themselves.
     pub(super) fn take_broken(&self) -> (Option<QueuePairError>, u8) {
         self.broken(QueuePair::take_broken)
     }
 
-    /// The same, as the devices answer when they are asked.
+    /// The same, by a query of the devices.
     pub(super) fn ask_broken(&self) -> (Option<QueuePairError>, u8) {
         self.broken(QueuePair::ask_broken)
     }
@@ -365,21 +366,22 @@ impl Responder {
             let pairs = rail.iter().flat_map(RailResponder::pairs);
             match pairs.map(of).fold(None, Option::max) {
                 Some(QueuePairError::Failed) if position > 0 => failed |= 1 << position,
-                // Whichever rail it is, the peer has reached for what it was not granted.
+                // The leading rail failed, or the peer has accessed memory on any rail that was not granted to it.
                 told => broken = broken.max(told),
             }
         }
         (broken, failed)
     }
 
-    /// Has the devices take nothing more from the peer: from then on no key is of any use to it. All else is undone
-    /// when this is dropped, which takes far longer. False if a device goes on to serve the peer.
+    /// Makes the devices accept no more requests from the peer: from then on its keys are useless. The rest of the
+    /// cleanup happens when this is dropped, which takes far longer. False if a device continues to serve the peer.
     #[cold]
     pub(super) fn stop(&self) -> bool {
         self.rails.iter().flatten().flat_map(RailResponder::pairs).all(QueuePair::reset)
     }
 
-    /// Gives up a rail that does not lead: what the peer posts there finds nothing any more. False if that failed.
+    /// Gives up a rail that does not lead: the peer's requests there no longer find a queue pair. False if that
+    /// failed.
     #[cold]
     pub(super) fn lose_rail(&mut self, rail: usize) -> bool {
         let lost = self.rails.get_mut(rail).filter(|_| rail > 0).and_then(Option::take);

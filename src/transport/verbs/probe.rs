@@ -1,4 +1,4 @@
-//! Trying what a device says it can do, on a connection of this process with itself.
+//! Tries the features that a device reports, on a connection of this process with itself.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Both ends of a connection through the device, in this process.
 struct Loopback {
     data: Initiator,
-    /// What is granted: `target`, and whatever else.
+    /// The grants: `target`, and then any others.
     remote: Vec<RemoteSlice>,
     target: MemoryRegion,
     local: MemoryRegion,
@@ -84,8 +84,8 @@ impl Loopback {
     }
 }
 
-/// Whether the first device applies a peer's writes in order, and who says so. Only a driver that has to be asked takes
-/// a connection.
+/// Whether the first device applies a peer's writes in order, and the source of this answer. A connection is made
+/// only if the driver must be asked.
 pub(super) fn arrival_order(shared: &Arc<VerbsShared>) -> Result<ArrivalOrder, String> {
     if let Some(known) = shared.first().known_arrival_order() {
         return Ok(known);
@@ -94,7 +94,7 @@ pub(super) fn arrival_order(shared: &Arc<VerbsShared>) -> Result<ArrivalOrder, S
     order.ok_or_else(|| "nothing is served".into())
 }
 
-/// Longest data that a request carries in itself, as the first device grants it.
+/// Longest inline data of a request, as the first device grants it.
 pub(super) fn inline_bytes(shared: &Arc<VerbsShared>) -> Result<u32, String> {
     let requester = Requester::new(shared, &[0], 0, false).map_err(|error| error.to_string())?;
     Ok(requester.rails[0].data.inline_bytes())
@@ -107,7 +107,7 @@ enum Atomic {
     Swap { compare: u64, swap: u64 },
 }
 
-/// Whether atomics do what they should.
+/// Tries whether atomics work correctly.
 pub(super) fn atomics(shared: &Arc<VerbsShared>) -> Result<(), String> {
     let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let mut loopback = Loopback::new(shared, all, Vec::new())?;
@@ -124,11 +124,11 @@ pub(super) fn atomics(shared: &Arc<VerbsShared>) -> Result<(), String> {
     })
 }
 
-/// The value of the word in the beginning: bytes that differ.
+/// The first value of the word, in which all bytes differ.
 const START: u64 = 0x0102_0304_0506_0708;
 
-/// Whether counts come back whole and the right way round, and only matches are swapped. `carry_out` tells what it
-/// brought back, and what the word holds then.
+/// Checks that fetched values come back whole and in the right byte order, and that only matching values are swapped.
+/// `carry_out` returns the fetched value, and the word's value afterwards.
 fn judge(mut carry_out: impl FnMut(Atomic) -> Result<(u64, u64), String>) -> Result<(), String> {
     let swap = |compare| Atomic::Swap { compare, swap: 9 };
     for (atomic, before, after) in [
@@ -148,7 +148,7 @@ fn judge(mut carry_out: impl FnMut(Atomic) -> Result<(u64, u64), String>) -> Res
 mod tests {
     use super::*;
 
-    /// Judges a device that makes `does` of the word, and brings back `brings` of what the word held.
+    /// Judges a device that applies `does` to the word, and returns `brings` of the word's previous value.
     fn found(does: fn(u64, Atomic) -> u64, brings: fn(u64) -> u64) -> Result<(), String> {
         let mut word = START;
         judge(|atomic| {

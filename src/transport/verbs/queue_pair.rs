@@ -1,4 +1,4 @@
-//! Queue pairs and the queues that their completions go to.
+//! Queue pairs and their completion queues.
 
 use std::io;
 use std::ptr::NonNull;
@@ -14,31 +14,32 @@ use super::sys;
 use super::waker::{CompletionChannel, Waker};
 use crate::mem::Access;
 
-/// Number of times that it comes back where the other side has no receive posted. 7 would be for ever.
+/// Number of retries if the other side has no receive posted (RNR). 7 would retry without end.
 const RECEIVER_RETRIES: u8 = 3;
-/// The code for the time that the other side is told to wait then: 10 ms.
+/// The code for the time that the other side must wait before such a retry: 10 ms.
 const RECEIVER_TIMER: u8 = 20;
-/// Receives that are posted for a peer whose requests are to be noticed, if the device has so many. They are posted
-/// again, and the peer is told, every 20 ms or so.
+/// Receives that are posted for a peer whose requests notify this side, if the device supports so many. They are
+/// posted again, and the peer is told, every 20 ms or so.
 pub(super) const RECEIVES: u16 = 512;
 /// Receives that are posted in one call.
 const RECEIVES_AT_ONCE: usize = 64;
 /// Routers that a packet may pass.
 const HOPS: u8 = 64;
 
-/// Tells a queue pair, or a completion queue, from all others of this process, whatever numbers the device uses again.
+/// Returns a number that identifies a queue pair, or a completion queue, among all of this process, even if the
+/// device reuses its numbers.
 fn next_serial() -> usize {
     static SERIALS: AtomicUsize = AtomicUsize::new(1);
     SERIALS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The queue to which completions go: of one queue pair, or of several that serve peers.
+/// The completion queue of one queue pair, or of several that serve peers.
 pub(super) struct CompletionQueue {
     device: Arc<Device>,
     raw: NonNull<sys::ibv_cq>,
-    /// Comes back with events of the queue. That of its only pair, where it has one alone.
+    /// The device returns it with events of the queue. If the queue has a single pair, the pair has the same serial.
     pub(super) serial: usize,
-    /// The channel that is told of completions, where that is wanted.
+    /// The channel that reports completions, if this is wanted.
     _channel: Option<Arc<CompletionChannel>>,
 }
 
@@ -56,7 +57,7 @@ impl CompletionQueue {
         let serial = next_serial();
         let entries = i32::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let raw_channel = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.raw());
-        // Comes back with events of the queue, and is never followed.
+        // The device returns it with events of the queue; it is never dereferenced.
         let context = std::ptr::without_provenance_mut(serial);
         // SAFETY: the device is open, and the channel, if there is one, lives as long as the queue.
         let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, raw_channel, 0) };
@@ -64,17 +65,17 @@ impl CompletionQueue {
         Ok(CompletionQueue { device: Arc::clone(device), raw, serial, _channel: channel })
     }
 
-    /// Has the device tell its channel of the next completion.
+    /// Makes the device report the next completion to the channel.
     pub(super) fn arm(&self) {
         // SAFETY: the completion queue lives.
         let errno = unsafe { sys::inline::req_notify_cq(self.raw.as_ptr(), false) };
         if errno != 0 {
-            // An owner that waits wakes up by the clock.
+            // An owner that waits wakes up when its time is over.
             tracing::warn!(errno, "the RDMA device does not tell of what is to be noticed");
         }
     }
 
-    /// Takes completions, as many as there are and fit; an error is a queue that is of no more use.
+    /// Takes as many completions as are ready and fit. After an error the queue is unusable.
     #[inline]
     pub(super) fn poll<'a>(
         &self,
@@ -98,21 +99,21 @@ impl Drop for CompletionQueue {
             if errno != 0 {
                 tracing::warn!(device = self.device.name, errno, "a completion queue could not be destroyed");
             }
-            // No event of it is left to be told, and no owner asks for those that were.
+            // No event of it remains to be taken, and no owner asks for the events that were taken.
             self.device.take_broken(self.serial);
         }
     }
 }
 
-/// A reliably connected queue pair. Its completion queue has room for all of its requests, and for those of all others
-/// whose completions go there: it cannot overrun.
+/// A reliably connected queue pair. Its completion queue has room for all of its requests, and for the requests of
+/// all other pairs whose completions go there: it cannot overrun.
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
     /// Longest data that requests can carry in themselves.
     pub(super) inline_bytes: u32,
-    /// The number of the first packet that it sends.
+    /// The number of its first packet (PSN).
     first_packet: u32,
-    /// Comes back with events of the pair.
+    /// The device returns it with events of the pair.
     serial: usize,
     /// Receives that it has, used up or not.
     pub(super) receives: u16,
@@ -126,7 +127,7 @@ pub(super) struct QueuePair {
 
 // SAFETY: the library's calls on a queue pair may come from any thread.
 unsafe impl Send for QueuePair {}
-// SAFETY: as above: "verbs are thread safe". What else there is of it is atomic or does not change.
+// SAFETY: as above: "verbs are thread safe". Its other fields are atomic or do not change.
 unsafe impl Sync for QueuePair {}
 
 /// The way from one side of a connection to the other, as that side knows it.
@@ -146,7 +147,8 @@ pub(super) struct QueuePairPath {
 }
 
 impl QueuePair {
-    /// One that posts, with room for `depth` requests. Its first packet has a random number unless one is given.
+    /// A pair that posts, with room for `depth` requests. Its first packet has a random number unless `first_packet`
+    /// is given.
     pub(super) fn to_post(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
@@ -161,7 +163,7 @@ impl QueuePair {
         QueuePair::new(domain, sizes, completions, serial, first_packet)
     }
 
-    /// One that serves a peer, so many of whose requests can ring the waker if there is one.
+    /// A pair that serves a peer. If there is a waker, the given number of the peer's requests can ring it.
     pub(super) fn to_serve(
         domain: &Arc<ProtectionDomain>,
         waker: Option<(&Arc<Waker>, u16)>,
@@ -171,7 +173,7 @@ impl QueuePair {
             None => (Arc::new(CompletionQueue::new(&domain.device, 1, None)?), 0),
         };
         let serial = if waker.is_some() { next_serial() } else { completions.serial };
-        // Some devices make no queue for nothing.
+        // Some devices do not create a queue without entries.
         let mut sizes = sys::ibv_qp_cap { max_send_wr: 1, max_recv_wr: receives, ..Default::default() };
         (sizes.max_send_sge, sizes.max_recv_sge) = (1, receives.min(1));
         QueuePair::new(domain, sizes, completions, serial, None)
@@ -191,7 +193,7 @@ impl QueuePair {
             send_cq: completions.raw.as_ptr(),
             recv_cq: completions.raw.as_ptr(),
             qp_type: sys::IBV_QPT_RC,
-            // Comes back with events of the pair, and is never followed.
+            // The device returns it with events of the pair; it is never dereferenced.
             qp_context: std::ptr::without_provenance_mut(serial),
             cap: sizes,
             ..Default::default()
@@ -202,7 +204,7 @@ impl QueuePair {
         let mut raw = create(&mut attributes);
         let mut inline_bytes = sizes.max_inline_data;
         while raw.is_null() && inline_bytes > 0 {
-            // A device may refuse to carry so much where it could just carry less: a word, at least.
+            // A device that refuses so much inline data may accept less: at least a word.
             inline_bytes = if inline_bytes > 8 { (inline_bytes / 2).max(8) } else { 0 };
             attributes.cap = sys::ibv_qp_cap { max_inline_data: inline_bytes, ..sizes };
             raw = create(&mut attributes);
@@ -222,7 +224,7 @@ impl QueuePair {
         })
     }
 
-    /// Returns what the other side must know of it.
+    /// Returns the numbers of this pair that the other side needs.
     pub(super) fn pair(&self) -> Pair {
         Pair { number: self.number(), first_packet: self.first_packet }
     }
@@ -241,7 +243,7 @@ impl QueuePair {
         if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
     }
 
-    /// From new to ready to receive what `peer` sends, with these rights.
+    /// From new to ready to receive requests of `peer`, with these rights.
     pub(super) fn serve(&self, path: &QueuePairPath, peer: &Pair, access: Access) -> io::Result<()> {
         let right = |right, flag| if access.contains(right) { flag } else { 0 };
         self.modify(
@@ -266,7 +268,7 @@ impl QueuePair {
                     .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?,
                 dest_qp_num: peer.number,
                 rq_psn: peer.first_packet,
-                // What the other side may have under way, and no more than this device can answer.
+                // As many as the other side may have under way, but no more than this device can answer.
                 max_dest_rd_atomic: path.ours.reads_served.min(path.theirs.reads_posted),
                 min_rnr_timer: RECEIVER_TIMER,
                 ..Default::default()
@@ -308,8 +310,8 @@ impl QueuePair {
         )
     }
 
-    /// Whether the device says that what the peer writes through this pair gets into memory in order. Devices answer of
-    /// a pair that is ready to send.
+    /// Queries whether the device writes the peer's data through this pair to memory in order. Devices answer for a
+    /// pair that is ready to send.
     pub(super) fn ask_arrival_order(&self) -> ArrivalOrder {
         let Some(ask) = self.domain.device.library.query_qp_data_in_order else {
             return ArrivalOrder { in_order: false, source: ArrivalOrderSource::OldLibrary };
@@ -319,22 +321,22 @@ impl QueuePair {
         ArrivalOrder { in_order, source: ArrivalOrderSource::Driver }
     }
 
-    /// Ends it: what is under way is flushed, and comes back as completions in error.
+    /// Ends the pair: requests under way are flushed, and come back as completions in error.
     pub(super) fn end(&self) {
         let attributes = sys::ibv_qp_attr { qp_state: sys::IBV_QPS_ERR, ..Default::default() };
-        // Where it is over already, or was never begun, there is nothing to flush.
+        // If the pair has already ended, or was never connected, no request is left to flush.
         let _over = self.modify(attributes, sys::IBV_QP_STATE);
     }
 
-    /// Takes it back to the state in which it was made: it takes no more packets and touches no memory, and nothing is
-    /// told of what was under way. False if the device does not.
+    /// Resets the pair to its first state: it accepts no more packets and touches no memory, and requests under way
+    /// get no completion. False if the device fails to reset it.
     pub(super) fn reset(&self) -> bool {
         let attributes = sys::ibv_qp_attr { qp_state: sys::IBV_QPS_RESET, ..Default::default() };
         self.modify(attributes, sys::IBV_QP_STATE).is_ok()
     }
 
-    /// Asks the device whether it is over, and how: it is in error, since the peer broke a rule or did not answer; or
-    /// the device cannot say any more how it is.
+    /// Queries the device whether the pair has ended, and how: either it is in error, since the peer broke a rule or
+    /// did not answer, or the device can no longer report its state.
     pub(super) fn ask_broken(&self) -> Option<QueuePairError> {
         let (mut attributes, mut made_with) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
         // SAFETY: the queue pair lives, and both pointers are valid.
@@ -348,7 +350,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether the device has told that it is over, and how, since it was asked last.
+    /// Returns how the pair ended, if the device has reported its end since the last call.
     pub(super) fn take_broken(&self) -> Option<QueuePairError> {
         let device = &self.domain.device;
         let is_shared = self.completions.serial != self.serial;
@@ -356,12 +358,13 @@ impl QueuePair {
         device.take_broken(self.serial).max(of_queue)
     }
 
-    /// Posts so many receives. They take no data: what they announce is written. In an error, how many are not posted.
+    /// Posts so many receives. They carry no data: the peer writes the data that they announce. An error has the
+    /// number of receives that are not posted.
     fn post_receives(&self, mut count: u16) -> Result<(), (u16, io::Error)> {
         while count > 0 {
             let mut receives = [sys::ibv_recv_wr::default(); RECEIVES_AT_ONCE];
             let length = RECEIVES_AT_ONCE.min(count.into());
-            // The pointer that all links are made of, and no reference to the array after it.
+            // All links are derived from this pointer, and no reference to the array is made after it.
             let first = receives.as_mut_ptr();
             for index in 1..length {
                 // SAFETY: both lie inside the array, which is longer than `length - 1`. The last one's link is null.
@@ -372,7 +375,7 @@ impl QueuePair {
             // no memory.
             let errno = unsafe { sys::inline::post_recv(self.raw.as_ptr(), first, &raw mut bad) };
             if errno != 0 {
-                // Those before the one that the device names are posted.
+                // The receives before the one that the device names are posted.
                 let posted = bad.addr().wrapping_sub(first.addr()) / size_of::<sys::ibv_recv_wr>();
                 let posted = if posted < length { posted as u16 } else { 0 };
                 return Err((count - posted, io::Error::from_raw_os_error(errno)));
@@ -387,8 +390,9 @@ impl QueuePair {
         self.used.fetch_add(used, Ordering::Relaxed);
     }
 
-    /// Posts again what the peer has used up, once that is worth a message: so many, of which it is to be told. What
-    /// the device does not take counts as used up still.
+    /// Posts the receives again that the peer has used up, once they are enough for a message to the peer, and
+    /// returns their number, which the message must have. Receives that the device does not accept still count as
+    /// used up.
     pub(super) fn renew_receives(&self) -> Option<u16> {
         let is_many = self.receives > 0 && self.used.load(Ordering::Relaxed) >= self.receives.div_ceil(2);
         let used = is_many.then(|| self.used.swap(0, Ordering::Relaxed))?;
@@ -398,18 +402,19 @@ impl QueuePair {
         Some(used - left).filter(|posted| *posted > 0)
     }
 
-    /// True in a forked child, where nothing is made of it.
+    /// True in a forked child, which must not use the pair.
     pub(super) fn is_inherited(&self) -> bool {
         self.domain.device.is_inherited()
     }
 
-    /// Tells it from all others of this process.
+    /// The number that identifies it among all pairs of this process.
     #[cfg(test)]
     pub(super) fn serial(&self) -> usize {
         self.serial
     }
 
-    /// Posts requests as one chain, with one doorbell. In an error, how many were posted all the same.
+    /// Posts requests as one chain, with one doorbell. An error has the number of requests that were posted
+    /// nevertheless.
     ///
     /// # Safety
     ///
@@ -419,7 +424,7 @@ impl QueuePair {
     #[inline]
     pub(super) unsafe fn post(&self, requests: &mut [sys::ibv_send_wr]) -> Result<(), usize> {
         let mut bad = std::ptr::null_mut();
-        // The pointer that all links are made of, and no reference to the requests after it.
+        // All links are derived from this pointer, and no reference to the requests is made after it.
         let first = requests.as_mut_ptr();
         for index in 1..requests.len() {
             // SAFETY: both lie inside the slice.
@@ -431,7 +436,7 @@ impl QueuePair {
             return Ok(());
         }
         let posted = (bad.addr().saturating_sub(first.addr())) / size_of::<sys::ibv_send_wr>();
-        // A provider that names none may have taken them all before it failed.
+        // A provider that names no request may have taken all of them before it failed.
         Err(if bad.is_null() { requests.len() } else { posted.min(requests.len()) })
     }
 }
@@ -460,14 +465,14 @@ fn address(path: &QueuePairPath) -> sys::ibv_ah_attr {
 }
 
 impl QueuePair {
-    /// Destroys it; nothing else may be asked of it afterwards. False if that failed: the device may go on to use the
+    /// Destroys the pair, which must not be used afterwards. False if that failed: the device may continue to use the
     /// memory of its requests.
     pub(super) fn destroy(&mut self) -> bool {
         if self.domain.device.is_inherited() || std::mem::replace(&mut self.is_destroyed, true) {
             return true;
         }
-        // SAFETY: it is destroyed once, as noted just now. When the call returns in success the device touches no
-        // memory for it any more, and no event of it is left to be told.
+        // SAFETY: it is destroyed once, as noted just now. When the call returns in success the device no longer
+        // touches memory for it, and no event of it remains to be taken.
         let errno = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
         if errno != 0 {
             tracing::warn!(device = self.domain.device.name, errno, "a queue pair could not be destroyed");
@@ -479,11 +484,11 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if self.is_inherited() {
-            // Of what the parent's threads had locked when it forked nothing is unlocked here.
+            // Locks that the parent's threads held at the fork are never released in the child.
             return;
         }
         self.destroy();
-        // No event of it is left to be told, and no owner asks for those that were.
+        // No event of it remains to be taken, and no owner asks for the events that were taken.
         self.domain.device.take_broken(self.serial);
     }
 }

@@ -15,53 +15,54 @@ use super::region::ProtectionDomain;
 use super::{OpenError, PIECE_BYTES_MAX, VerbsOptions, power_of_two_below};
 use crate::transport::{Address, ConnectError, MAKE_RDMA_CONNECTION};
 
-/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no more.
+/// READs and atomics that may be under way, unless the options say otherwise or a device supports fewer: a higher
+/// number brings no more speed.
 const READ_DEPTH: u8 = 16;
 
-/// A port, and what all connections through it have in common.
+/// A port, and the state that all connections through it share.
 #[derive(Clone)]
 pub(super) struct Rail {
     pub(super) device: Arc<Device>,
     pub(super) info: DeviceInfo,
-    /// The port as it was opened. Its addresses and tables, and its speed if it was down then, may have changed since:
-    /// [`state`](Self::state) has them.
+    /// The port as it was opened. Its addresses and tables, and its speed if it was down then, may have changed
+    /// since: [`state`](Self::state) has the current ones.
     pub(super) port: Port,
     state: Arc<Mutex<PortState>>,
-    /// The reason why it was chosen.
+    /// The reason why the port was chosen.
     pub(super) reason: String,
-    /// Of all memory that requests of this process use.
+    /// The domain of all memory that requests of this process use.
     pub(super) domain: Arc<ProtectionDomain>,
-    /// Of the memory that peers read and do nothing else with, registered once for all of them, and of the queue pairs
-    /// by which they do.
+    /// The domain of the memory that peers may only read, registered once for all of them, and of the queue pairs
+    /// that serve these READs.
     pub(super) read_domain: Arc<ProtectionDomain>,
-    /// The entry of the GID table to speak from, if one was asked for, and the variable that says so, if one does.
+    /// The requested entry of the GID table for the local address, if any, and the variable that requests it, if any.
     gid_index: Option<u16>,
     gid_index_from: Option<&'static str>,
-    /// Largest packet in bytes, if it was asked for.
+    /// Largest packet in bytes, if requested.
     mtu: Option<u16>,
-    /// The partition, if it was asked for.
+    /// The partition, if requested.
     partition_key: Option<u16>,
-    /// READs and atomics that may be under way at once, each way, if the device takes so many.
+    /// READs and atomics that may be under way at once in each direction, if the device supports so many.
     pub(super) read_depth: u8,
-    /// The settings of the way that its packets take.
+    /// The settings of the packets' path.
     pub(super) settings: PathSettings,
-    /// The order in which it is to be taken to apply writes, whatever it says.
+    /// Whether the device is assumed to apply writes in order, regardless of its own answer.
     pub(super) in_order: Option<bool>,
-    /// Whether it is asked to write what announces nothing in relaxed order.
+    /// Whether the device is asked for relaxed ordering of writes into memory that announces nothing.
     relaxed_ordering: bool,
 }
 
-/// The addresses and tables of a port when it was last asked for them.
+/// The addresses and tables of a port at its last query.
 struct PortState {
     port: Port,
     /// The index of the partition key in its table, if it is there.
     pkey_index: Option<u16>,
-    /// What the device had told by then ([`Device::port_changes`]).
+    /// The device's count of changes by then ([`Device::port_changes`]).
     changes: u64,
 }
 
 impl Rail {
-    /// The rail that `options` ask for over a device and port that they have chosen.
+    /// Makes the rail of `options` over a device and port that they have chosen.
     pub(super) fn new(opened: OpenedDevice, options: &VerbsOptions) -> Result<Rail, OpenError> {
         let OpenedDevice { device, info, port, reason } = opened;
         let domain = || {
@@ -73,7 +74,7 @@ impl Rail {
             })
         };
         let settings = PathSettings::new(options, &info, &port)?;
-        // What the device told before it was asked is in the answer.
+        // Changes that the device reported before the query are in its answer.
         let changes = device.port_changes();
         let pkey_index = path::index_of(options.partition_key_at(&port), &port.partition_keys);
         Ok(Rail {
@@ -95,17 +96,17 @@ impl Rail {
         })
     }
 
-    /// A domain for what one peer may reach.
+    /// A domain for the memory that one peer may access.
     pub(super) fn peer_domain(&self) -> io::Result<Arc<ProtectionDomain>> {
         ProtectionDomain::new(&self.device, self.relaxed_ordering)
     }
 
-    /// Longest single request that the device is given, in bytes.
+    /// Longest single request that the device gets, in bytes.
     pub(super) fn piece_bytes(&self) -> usize {
         self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize
     }
 
-    /// Whether the device applies a peer's writes in order, where that is known without asking it.
+    /// Whether the device applies a peer's writes in order, if that is known without a query.
     pub(super) fn known_arrival_order(&self) -> Option<ArrivalOrder> {
         let of_options =
             self.in_order.map(|in_order| ArrivalOrder { in_order, source: ArrivalOrderSource::Options });
@@ -113,8 +114,8 @@ impl Rail {
         of_options.or(self.info.is_soft_roce.then_some(known))
     }
 
-    /// The port's addresses and tables as they are now: asked for again if the device has told of a change. A
-    /// connection that exists keeps those that it was made with.
+    /// The port's current addresses and tables, queried again if the device has reported a change. An existing
+    /// connection keeps the addresses with which it was made.
     fn state(&self) -> MutexGuard<'_, PortState> {
         self.device.take_events();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,18 +137,18 @@ impl Rail {
                 state.pkey_index = path::index_of(self.partition_key, &port.partition_keys);
                 (state.port, state.changes) = (port, changes);
             }
-            // The next connection asks again.
+            // The next connection repeats the query.
             Err(error) => tracing::warn!(device, port = number, %error, "the RDMA port has changed"),
         }
         state
     }
 
-    /// What its port carries, in Mbit/s; 0 if unknown.
+    /// The speed of its port in Mbit/s; 0 if unknown.
     pub(super) fn speed(&self) -> u32 {
         self.state().port.speed
     }
 
-    /// Checks that its port carries data now: the device is asked, whatever it has told.
+    /// Checks that its port carries data now: this queries the device, regardless of its earlier events.
     pub(super) fn check_up(&self, at: &Address) -> Result<(), ConnectError> {
         let source = match self.device.is_port_active(self.port.number) {
             Ok(true) => return Ok(()),
@@ -173,7 +174,7 @@ impl Rail {
         gid::choose(&self.state().port.gids, route, self.gid_index)
     }
 
-    /// The address to speak from towards `peer`.
+    /// The local address for packets to `peer`.
     pub(super) fn gid_towards(&self, peer: Option<IpAddr>, at: &Address) -> Result<GidChoice, ConnectError> {
         let choice = self.choose_gid(peer).ok_or_else(|| {
             let (source, remedy) = self.no_gid();
@@ -184,7 +185,7 @@ impl Rail {
         Ok(choice)
     }
 
-    /// The error of a port without an address to speak from, and the remedy.
+    /// The error of a port without a usable local address, and the remedy.
     fn no_gid(&self) -> (io::Error, &'static str) {
         let Some(index) = self.gid_index else {
             let remedy = "give the RDMA device's network interface an IP address, and bring it up";
@@ -197,7 +198,7 @@ impl Rail {
         (io::Error::new(io::ErrorKind::AddrNotAvailable, reason), remedy)
     }
 
-    /// Returns the port address of this side, as a peer is told.
+    /// Returns the port address of this side, for the peer.
     pub(super) fn port_address(&self, from: &Gid) -> PortAddress {
         let (limits, port) = (&self.info.limits, &self.state().port);
         PortAddress {
@@ -212,7 +213,7 @@ impl Rail {
         }
     }
 
-    /// The way between two ports, if there is one.
+    /// The path between two ports, if there is one.
     pub(super) fn path(
         &self,
         from: &GidChoice,

@@ -1,5 +1,5 @@
-//! The requests of one side over all rails of a connection: what [`Striper`] decides, done. The first of these rails is
-//! the one that leads the connection.
+//! Posts the requests of one side over all rails of a connection, as [`Striper`] decides. The first of these rails
+//! leads the connection.
 
 mod striping;
 
@@ -16,14 +16,14 @@ use crate::transport::{CompletionError, PostError, WorkCompletion, WorkRequest};
 
 /// The requests of one side.
 pub(super) enum Rails {
-    /// One queue pair does all by itself.
+    /// One queue pair for all requests.
     One(Box<Initiator>),
-    /// There are several rails, or READs have a queue pair of their own.
+    /// Several rails, or a separate queue pair for READs.
     Several(Box<Striping>),
 }
 
 impl Rails {
-    /// Makes those of this side that the peer serves, the rail that leads first. `depth` requests may be outstanding.
+    /// Takes this side's rails that the peer serves, the leading rail first. `depth` requests may be outstanding.
     pub(super) fn new(rails: Vec<RailRequester>, theirs: &Terms, depth: usize) -> Rails {
         let pair = |initiator| Some(PostingPair { initiator, outbox: Vec::with_capacity(2 * depth) });
         let (mut pairs, mut readers, mut speeds, mut extra) =
@@ -90,13 +90,14 @@ impl Rails {
         }
     }
 
-    /// From now on READs of this sentinel of the peer's prove what was written before each word that announces: its
-    /// first device may apply writes in any order. Those that go on all rails are proved on each of the others anyhow.
+    /// From now on READs of this sentinel of the peer prove the writes before each announcing word, since the peer's
+    /// first device may apply writes in any order. Writes that go on all rails are proved on each of the other rails
+    /// in any case.
     pub(super) fn prove_by(&mut self, sentinel: u32, theirs: &Terms) {
         self.first_mut().prove_by(word_of(sentinel), theirs.names());
     }
 
-    /// Whether a request has failed: no queue pair is of any more use.
+    /// Whether a request has failed, so that no queue pair is usable.
     #[inline]
     pub(super) fn has_failed(&self) -> bool {
         self.first().has_failed()
@@ -110,13 +111,14 @@ impl Rails {
         }
     }
 
-    /// The peer has posted so many receives more, for requests on the first rail. False if that cannot be.
+    /// Notes that the peer has posted so many more receives, for requests on the first rail. False if that number is
+    /// impossible.
     pub(super) fn add_receives(&mut self, more: u16, in_all: u16) -> bool {
         self.first_mut().add_receives(more, in_all)
     }
 
-    /// From now on requests may have memory of a GPU that is registered. The caller posts them once the GPU is done
-    /// with it.
+    /// From now on requests may name registered memory of a GPU. The caller posts them once the GPU has finished with
+    /// it.
     pub(super) fn use_gpu(&mut self) {
         match self {
             Rails::One(first) => first.takes_gpu = true,
@@ -126,12 +128,12 @@ impl Rails {
         }
     }
 
-    /// Checks a batch, of which some memory may be on this GPU.
+    /// Checks a batch whose memory may be on this GPU.
     pub(super) fn check(&self, batch: &[WorkRequest], gpu: &Gpu) -> Result<(), PostError> {
         self.first().check(batch, Some(gpu)).map(|_parts| ())
     }
 
-    /// Parts that there is room for.
+    /// The number of parts that still fit.
     #[cfg(feature = "cuda")]
     pub(super) fn free(&mut self) -> usize {
         match self {
@@ -156,7 +158,7 @@ impl Rails {
         }
     }
 
-    /// The next completion that the caller is to hear of.
+    /// The next completion for the caller.
     #[inline]
     pub(super) fn poll(&mut self) -> Option<WorkCompletion> {
         match self {
@@ -165,8 +167,8 @@ impl Rails {
         }
     }
 
-    /// Whether a device has told that one of the first rail's pairs is over, and how, and no completion tells why.
-    /// Another rail is lost by that, once what it has completed was taken.
+    /// Returns how one of the first rail's pairs ended, if a device has reported its end and no completion gives the
+    /// reason. Another rail is lost by such a report, once its completions were taken.
     pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
         match self {
             Rails::One(first) => first.take_broken(),
@@ -174,7 +176,7 @@ impl Rails {
         }
     }
 
-    /// Whether there are failures or lost rails that the owner has not heard of.
+    /// Whether there are failures or lost rails that the owner does not know yet.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         match self {
@@ -183,12 +185,12 @@ impl Rails {
         }
     }
 
-    /// Whether parts of a lost rail are still to be repeated.
+    /// Whether parts of a lost rail must still be repeated.
     pub(super) fn is_repeating(&self) -> bool {
         matches!(self, Rails::Several(striping) if striping.is_repeating)
     }
 
-    /// The rails that were lost since this was asked last, a bit for each.
+    /// The rails that were lost since the last call, a bit for each.
     pub(super) fn take_lost(&mut self) -> u8 {
         match self {
             Rails::One(_) => 0,
@@ -196,7 +198,7 @@ impl Rails {
         }
     }
 
-    /// The rails that have failed since this was asked last and on which the peer did not answer, a bit for each.
+    /// The rails that have failed since the last call and on which the peer did not answer, a bit for each.
     #[cold]
     pub(super) fn take_unanswered(&mut self) -> u8 {
         match self {
@@ -205,8 +207,8 @@ impl Rails {
         }
     }
 
-    /// Gives up a rail, not the first, if it is not lost already. False if its queue pairs could not be destroyed: all
-    /// others are over then, too.
+    /// Gives up a rail, not the first, if it is not already lost. False if its queue pairs could not be destroyed:
+    /// then all other pairs have also ended.
     #[cold]
     pub(super) fn lose_rail(&mut self, rail: usize) -> bool {
         match self {
@@ -215,14 +217,14 @@ impl Rails {
         }
     }
 
-    /// Gives up the rails whose device has told nothing of a request for longer than it may take.
+    /// Gives up the rails whose device has not completed a request within the longest time that it may take.
     pub(super) fn lose_silent_rails(&mut self) {
         if let Rails::Several(striping) = self {
             striping.lose_silent_rails();
         }
     }
 
-    /// The peer takes nothing on a lost rail any more.
+    /// Notes that the peer accepts no more requests on a lost rail.
     #[cold]
     pub(super) fn is_closed_at_peer(&mut self, rail: usize) {
         if let Rails::Several(striping) = self {
@@ -230,7 +232,7 @@ impl Rails {
         }
     }
 
-    /// Takes what the devices have completed, and gives them what was held until then.
+    /// Takes the devices' completions, and posts the requests that were held until then.
     pub(super) fn take_completions(&mut self) {
         match self {
             Rails::One(first) => first.take_completions(),
@@ -238,7 +240,7 @@ impl Rails {
         };
     }
 
-    /// Ends all queue pairs: whatever is under way comes back flushed.
+    /// Ends all queue pairs: all requests under way come back flushed.
     #[cold]
     pub(super) fn end(&mut self) {
         match self {

@@ -1,4 +1,5 @@
-//! What all connections of one process over its RDMA devices share: the rails, and what is registered on them.
+//! The state that all connections of one process over its RDMA devices share: the rails, and the memory that is
+//! registered on them.
 
 use std::io;
 use std::sync::Arc;
@@ -18,15 +19,15 @@ use crate::cuda::RegisteredMemory;
 use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryRegion};
 use crate::transport::{Address, AtomicDomain, ConnectError, RegisterError, wireup};
 
-/// The state that all connections of one [`Verbs`] have in common.
+/// The state that all connections of one [`Verbs`] share.
 pub(super) struct VerbsShared {
-    /// The ports that are used, side by side: at least one.
+    /// The ports that are used in parallel: at least one.
     pub(super) rails: Vec<Rail>,
     pub(super) queue_depth: usize,
     pub(super) inline_bytes: u32,
     pub(super) first_packet: Option<u32>,
     pub(super) atomics: AtomicDomain,
-    /// The fault that was found when they were tried.
+    /// The fault that the trial of the atomics found.
     pub(super) atomics_fault: Option<String>,
     pub(super) secret: Option<Secret>,
     pub(super) access_violations: AtomicU64,
@@ -39,17 +40,17 @@ pub(super) struct VerbsShared {
     pub(super) on_gpus: RegisteredMemory,
 }
 
-/// Devices round such numbers up to a power of two, and would post more than the other side serves.
+/// Rounds down to a power of two: devices round such numbers up, and would post more than the other side serves.
 pub(super) fn power_of_two_below(number: u8) -> u8 {
     number.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
-/// Returns a remedy where memory could not be registered.
+/// Returns a remedy for memory that could not be registered.
 pub(super) fn registration_remedy(error: &io::Error) -> String {
     remedy_within(rustix::process::getrlimit(rustix::process::Resource::Memlock).current, error)
 }
 
-/// The same where so many bytes may be locked, if there is a limit.
+/// The same with this limit on locked memory in bytes, if there is one.
 pub(super) fn remedy_within(limit: Option<u64>, error: &io::Error) -> String {
     match (error.raw_os_error(), limit) {
         (Some(libc::ENOMEM | libc::EAGAIN), None) => {
@@ -69,12 +70,13 @@ pub(super) fn remedy_within(limit: Option<u64>, error: &io::Error) -> String {
 }
 
 impl VerbsShared {
-    /// The first rail. Its domain stands for those of all in the keys of memory, and atomics go through its device.
+    /// The first rail. In the keys of memory, its domain stands for the domains of all rails. Atomics go through its
+    /// device.
     pub(super) fn first(&self) -> &Rail {
         &self.rails[0]
     }
 
-    /// Returns those of these rights that peers have: no atomics where those of the first device do not work.
+    /// Returns the rights that peers get out of `access`: without atomics if the first device's atomics do not work.
     pub(super) fn served(&self, access: Access) -> Access {
         match self.atomics {
             AtomicDomain::None => access.difference(Access::REMOTE_ATOMIC),
@@ -82,8 +84,8 @@ impl VerbsShared {
         }
     }
 
-    /// The first device as it says it is, its domain and the settings, without the secret and the count: for trying
-    /// things.
+    /// A state for trials: the first device with the atomics that it reports, its domain and the settings, without
+    /// the secret and the count.
     pub(super) fn fresh(&self) -> VerbsShared {
         VerbsShared {
             rails: vec![self.first().clone()],
@@ -100,13 +102,13 @@ impl VerbsShared {
         }
     }
 
-    /// Longest single request that each of the devices is given, in bytes.
+    /// Longest single request for every device, in bytes.
     pub(super) fn piece_bytes(&self) -> usize {
         self.rails.iter().map(Rail::piece_bytes).min().unwrap_or(1)
     }
 
-    /// A queue pair to post so many requests on through one of the rails, with what it takes. Its queue has room for
-    /// so many of the device.
+    /// Makes a queue pair for posting `depth` requests through one of the rails, and its memory. Its queue has room
+    /// for `room` device requests.
     pub(super) fn initiator(&self, rail: usize, depth: usize, room: usize) -> io::Result<Initiator> {
         let at = &self.rails[rail];
         let pair = QueuePair::to_post(&at.domain, room as u32, self.inline_bytes, self.first_packet)?;
@@ -114,14 +116,15 @@ impl VerbsShared {
         let cells = self.register(memory, Access::LOCAL)?;
         let mut initiator = Initiator::new(pair, &self.first().domain, cells, depth, self.piece_bytes());
         initiator.rail = rail;
-        // A port that is there several times is shared by as many rails.
+        // A port that is named several times is shared by as many rails.
         let is_same =
             |other: &&Rail| (&other.info.name, other.port.number) == (&at.info.name, at.port.number);
         initiator.speed = at.speed() / self.rails.iter().filter(is_same).count() as u32;
         initiator.gives_up_after = at.settings.gives_up_after();
         initiator.has_atomics = self.atomics != AtomicDomain::None && rail == 0;
-        // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
-        // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.
+        // Soft-RoCE never retransmits a READ with a fence: at the second try the READ counts itself among the READs
+        // for which it must wait, and this wait never ends. Soft-RoCE executes requests one after the other even
+        // without a fence.
         initiator.fences_reads = !at.info.is_soft_roce;
         Ok(initiator)
     }
@@ -131,7 +134,7 @@ impl VerbsShared {
         self.register_on_rails(memory, access).map_err(|(_, error)| error)
     }
 
-    /// The same for the user, who is told which device refused.
+    /// The same for the user: the error names the device that refused.
     pub(super) fn register_or_tell(
         &self,
         memory: HostMemory,
@@ -152,8 +155,9 @@ impl VerbsShared {
         if self.is_inherited() {
             return Err((self.first(), io::Error::other(INHERITED)));
         }
-        // No peer reaches it by this: that takes what is registered in the domain of the readers or of one peer. What
-        // the device writes here are answers to READs and atomics, at which no one looks before their completion.
+        // No peer accesses the memory by this registration: peers need a registration in the domain of the readers or
+        // of one peer. The device only writes answers to READs and atomics here, and no thread reads them before
+        // their completion.
         let own = Access::RELAXED;
         let (first, all) = (memory.as_volatile().as_ptr().expose_provenance() as u64, 0..memory.len());
         let mut keys = DeviceKeys { domain: self.first().domain.serial, ..DeviceKeys::NONE };
@@ -181,8 +185,8 @@ impl VerbsShared {
         self.rails.iter().any(|rail| rail.device.is_inherited())
     }
 
-    /// Hears what the devices and the peers' conversations have to tell, without waiting, now and then and for all
-    /// connections at once. Returns the rails whose devices are gone, a bit for each.
+    /// Takes the events of the devices and of the peers' conversations, without waiting, from time to time and for
+    /// all connections at once. Returns the rails whose devices are gone, a bit for each.
     pub(super) fn look(&self) -> u8 {
         if self.hearing.is_due() {
             self.rails.iter().for_each(|rail| rail.device.take_events());
@@ -192,7 +196,7 @@ impl VerbsShared {
         self.rails.iter().enumerate().map(gone).fold(0, |all, rail| all | rail)
     }
 
-    /// Nothing is made of a device in a forked child: it is the parent's.
+    /// Checks that this is not a forked child, which must not use the parent's device.
     pub(super) fn check_own(&self, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
         if !self.is_inherited() {
             return Ok(());

@@ -1,65 +1,66 @@
-//! The choice of a queue pair for each request, and of the time to post it: the part of striping without devices.
+//! Chooses a queue pair for each request, and the time to post it: the part of striping that uses no device.
 //!
-//! One queue pair keeps the order of what is posted on it; nothing orders two. So all requests go on the first rail's
-//! but three kinds. The parts of long writes into memory that announces nothing, and those of long READs, go on all
-//! rails at once. The first rail then keeps the order by itself, as long as what it is given does not overtake what is
-//! under way on the others: it is *held* here until all writes before it have arrived, and what is behind it with it.
-//! Later writes that are striped pass it: that is what [`Access::RELAXED`](crate::mem::Access::RELAXED) allows.
+//! One queue pair keeps the order of its requests; two queue pairs have no common order. So all requests except three
+//! kinds go on the first rail's pair. The parts of long writes into memory that announces nothing, and the parts of
+//! long READs, go on all rails at once. The first rail then keeps the order by itself, as long as a request for it
+//! does not overtake requests under way on the other rails: such a request is *held* here until all writes before it
+//! have arrived, and so are the requests behind it. Later writes that are striped may pass it:
+//! [`Access::RELAXED`](crate::mem::Access::RELAXED) allows this.
 //!
-//! A READ is striped only while no write is under way, so that it sees all that were posted before it, as it does on
-//! one queue pair.
+//! A READ is striped only while no write is under way, so that it sees all writes that were posted before it, as it
+//! does on one queue pair.
 //!
 //! READs of memory that may only be read are the third kind: they have queue pairs of their own, one on each rail. No
-//! write of this connection can be for that memory, so they wait for none.
+//! write of this connection can be for that memory, so these READs wait for no write.
 //!
-//! A rail other than the first may be lost. The parts that were under way on it stay incomplete, so that all that waits
-//! for them goes on waiting, until each is complete on the first rail, where it is repeated.
+//! A rail other than the first may be lost. The parts that were under way on it stay incomplete, so that all requests
+//! that wait for them continue to wait, until each part is complete on the first rail, which repeats it.
 
 use std::collections::VecDeque;
 
 use crate::mem::MAX_RAILS;
 use crate::transport::{CompletionError, Flags, WorkCompletion, WorkRequest, WorkRequestId};
 
-/// Where a request goes, and when. By its number the striper is told of its completions.
+/// The queue pair and the time for a request. The striper receives its completions by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dispatch {
     /// On the first rail, by this kind of queue pair, now.
     First(u64, Lane),
-    /// The same once [`Striper::release`] gives it back.
+    /// The same once [`Striper::release`] returns it.
     Held,
     /// A part on each rail, by this kind of queue pair, now.
     Striped(u64, Lane),
 }
 
-/// The two kinds of queue pairs that a rail has for requests.
+/// The two kinds of a rail's queue pairs for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// For all requests but those of the other kind.
+    /// For all requests except those of the other kind.
     Data,
     /// For READs of memory that may only be read.
     Reads,
 }
 
-/// A request that was posted and not yet told of.
+/// A request that was posted and not yet reported to the caller.
 struct StripedRequest {
     id: WorkRequestId,
     is_signalled: bool,
     /// False for READs.
     writes: bool,
-    /// True for READs and atomics: what fences wait for.
+    /// True for READs and atomics, for which fences wait.
     brings: bool,
-    /// Its parts that are not complete, each by the bit of the queue pair that it was for.
+    /// Its incomplete parts, each by the bit of the queue pair that it was for.
     pending: u8,
-    /// Those of them that were lost with their rail and are not under way again.
+    /// The incomplete parts that were lost with their rail and are not under way again.
     lost: u8,
-    /// What was striped, and over which rails: a bit for each.
+    /// The striped request, and its rails: a bit for each.
     striped: Option<(WorkRequest, u8)>,
-    /// Parts in which a device is given it: each takes an entry of the queue.
+    /// The number of device requests that it needs: each takes an entry of the queue.
     parts: usize,
     error: Option<CompletionError>,
 }
 
-/// A part that was under way on a rail that was lost.
+/// A part that was under way on a lost rail.
 #[derive(Debug)]
 pub(super) struct LostPart {
     /// The index of the queue pair that it was for.
@@ -67,7 +68,7 @@ pub(super) struct LostPart {
     pub(super) number: u64,
     pub(super) lane: Lane,
     pub(super) rail: usize,
-    /// The request, and the rails that it was striped over.
+    /// The request, and the rails over which it was striped.
     pub(super) request: WorkRequest,
     pub(super) rails: u8,
 }
@@ -77,25 +78,26 @@ const _: () = assert!(2 * MAX_RAILS <= u8::BITS as usize);
 
 /// The requests of one endpoint, in order of posting.
 pub(super) struct Striper {
-    /// The number of rails. Each has a bit for its queue pair for data; those for READs have the next ones.
+    /// The number of rails. Each rail has a bit for its queue pair for data; the queue pairs for READs have the next
+    /// bits.
     rails: usize,
-    /// Those that are not lost, a bit for each.
+    /// The rails that are not lost, as bits.
     live: u8,
     entries: VecDeque<StripedRequest>,
-    /// Number of the oldest entry; they count on from there.
+    /// Number of the oldest entry; later entries have the next numbers.
     first: u64,
     /// Parts of all entries, at most `depth`.
     parts: usize,
     depth: usize,
-    /// The requests for the first rail that are not given to it yet, with their numbers.
+    /// The requests for the first rail that are not posted on it yet, with their numbers.
     held: VecDeque<(u64, Lane, WorkRequest)>,
     /// Entries that write and are not complete.
     writes: usize,
-    /// Of the entries before this one no write is under way beside the first rail.
+    /// No write before this entry is under way outside the first rail's pair for data.
     writes_arrived: u64,
-    /// Of the entries before this one nothing is.
+    /// No request before this entry is under way outside the first rail's pair for data.
     all_arrived: u64,
-    /// Of the entries before this one no READ and no atomic is under way beside the first rail's pair for READs.
+    /// No READ and no atomic before this entry is under way outside the first rail's pair for READs.
     brought: u64,
     is_failure_told: bool,
 }
@@ -119,7 +121,7 @@ impl Striper {
         }
     }
 
-    /// Parts that there is still room for.
+    /// The number of parts that still fit.
     pub(super) fn free(&mut self) -> usize {
         while self
             .entries
@@ -138,7 +140,7 @@ impl Striper {
         Some(entry)
     }
 
-    /// The index of a queue pair, which is that of its bit.
+    /// The index of a queue pair, which is also the index of its bit.
     pub(super) fn index(&self, lane: Lane, rail: usize) -> usize {
         match lane {
             Lane::Data => rail,
@@ -146,7 +148,7 @@ impl Striper {
         }
     }
 
-    /// The bits of the queue pairs of one kind: the first rail's, and those of all that are not lost.
+    /// The bits of the queue pairs of one kind: of the first rail, and of all rails that are not lost.
     fn bits(&self, lane: Lane) -> (u8, u8) {
         let shift = self.index(lane, 0);
         (FIRST << shift, self.live << shift)
@@ -157,8 +159,8 @@ impl Striper {
         self.live
     }
 
-    /// Takes a request in, which has room, and is for this kind of queue pair. It may be striped if it is long, and a
-    /// READ or into memory that announces nothing.
+    /// Accepts a request that fits and is for this kind of queue pair. The request may be striped if it is long, and
+    /// is a READ or a write into memory that announces nothing.
     pub(super) fn admit(
         &mut self,
         request: &WorkRequest,
@@ -197,8 +199,8 @@ impl Striper {
         }
     }
 
-    /// Whether the first rail may be given a request now: what is on other queue pairs than its own, and has to be
-    /// before it, may not be overtaken.
+    /// Whether a request may be posted on the first rail now: it may not overtake earlier requests on queue pairs
+    /// other than its own that must come before it.
     fn may_go(&mut self, number: u64, lane: Lane, is_fenced: bool) -> bool {
         let (own, _) = self.bits(lane);
         let (entries, first) = (&self.entries, self.first);
@@ -224,15 +226,15 @@ impl Striper {
         }
     }
 
-    /// The next request that the first rail may be given now, of those that were held.
+    /// The next held request that may be posted on the first rail now.
     pub(super) fn release(&mut self) -> Option<(u64, Lane, WorkRequest)> {
         let (number, lane, request) = self.held.front()?;
         let (number, lane, is_fenced) = (*number, *lane, request.flags.contains(Flags::FENCE));
         if self.may_go(number, lane, is_fenced) { self.held.pop_front() } else { None }
     }
 
-    /// The part of a request that was for the queue pair of this index is complete. One that is heard of twice counts
-    /// once.
+    /// Notes that the part of a request that was for the queue pair of this index is complete. A part that completes
+    /// twice counts once.
     pub(super) fn complete(&mut self, part: usize, number: u64, result: Result<(), CompletionError>) {
         let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) else { return };
@@ -252,14 +254,14 @@ impl Striper {
         }
     }
 
-    /// No rail takes anything any more: what is held comes back flushed.
+    /// No rail accepts requests any more: held requests come back flushed.
     pub(super) fn end(&mut self) {
         while let Some((number, lane, _)) = self.held.pop_front() {
             self.complete(self.index(lane, 0), number, Err(CompletionError::Flushed));
         }
     }
 
-    /// A rail, not the first, carries nothing any more. What was under way on it is to be repeated.
+    /// Notes that a rail, not the first, is lost. The parts that were under way on it must be repeated.
     pub(super) fn lose_rail(&mut self, rail: usize) {
         assert!(rail > 0 && rail < self.rails);
         self.live &= !(1 << rail);
@@ -267,7 +269,7 @@ impl Striper {
         self.entries.iter_mut().for_each(|entry| entry.lost |= entry.pending & gone);
     }
 
-    /// The oldest request with a part that is not complete on a rail that is not lost, and its number.
+    /// The oldest request with an incomplete part on this rail, and its number; none if the rail is lost.
     pub(super) fn oldest(&self, rail: usize) -> Option<(u64, &WorkRequest)> {
         if self.live & 1 << rail == 0 {
             return None;
@@ -284,8 +286,8 @@ impl Striper {
         self.entries.iter().any(|entry| entry.pending & !live != 0)
     }
 
-    /// The oldest part of a lost rail that is not under way again: a READ, or a WRITE of one of these rails, a bit for
-    /// each, on which the peer takes nothing any more.
+    /// The oldest part of a lost rail that is not under way again: a READ, or a WRITE of one of the `closed` rails, a
+    /// bit for each, on which the peer accepts no more requests.
     pub(super) fn lost_part(&self, closed: u8) -> Option<LostPart> {
         let of_entry = |(index, entry): (usize, &StripedRequest)| {
             let bits = (0..2 * self.rails).filter(|part| entry.lost & 1 << part != 0);
@@ -298,14 +300,14 @@ impl Striper {
         self.entries.iter().enumerate().find_map(of_entry)
     }
 
-    /// A part of a lost rail is under way again.
+    /// Notes that a part of a lost rail is under way again.
     pub(super) fn repeats(&mut self, lost: &LostPart) {
         if let Some(entry) = self.entries.get_mut((lost.number - self.first) as usize) {
             entry.lost &= !(1 << lost.part);
         }
     }
 
-    /// Whatever is under way of the parts for the queue pair of this index does not come back. False if nothing was.
+    /// Notes that the parts under way on the queue pair of this index are lost. False if there were none.
     pub(super) fn lose(&mut self, part: usize) -> bool {
         let mut has_any = false;
         for index in 0..self.entries.len() {
@@ -315,7 +317,7 @@ impl Striper {
         has_any
     }
 
-    /// The next completion that the caller is to hear of.
+    /// The next completion for the caller.
     pub(super) fn next(&mut self) -> Option<WorkCompletion> {
         while self.entries.front()?.pending == 0 {
             let StripedRequest { id, is_signalled, error, .. } = self.forget_oldest()?;
@@ -328,7 +330,7 @@ impl Striper {
         None
     }
 
-    /// The failure itself once, and that all others were flushed.
+    /// Returns the failure itself once, and `Flushed` for all other requests.
     fn tell(&mut self, error: CompletionError) -> CompletionError {
         if self.is_failure_told {
             return CompletionError::Flushed;

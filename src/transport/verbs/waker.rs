@@ -1,13 +1,13 @@
-//! The wakers of a listener, one for each of its devices, which wake its sleeping owner: peers' requests that are to be
-//! noticed ring that of the device by which they come.
+//! The wakers of a listener, one for each of its devices, which wake its sleeping owner: peers' requests with a
+//! notice ring the waker of the device through which they arrive.
 //!
-//! A WRITE with immediate data uses up a receive of the queue pair that serves it, and completes there. The completions
-//! of many pairs go to one queue, and all queues of a device share one channel, whose descriptor a thread can wait for:
-//! to wake up costs calls for the queues that have something to say, however many peers are silent.
+//! A WRITE with immediate data uses up a receive of the queue pair that serves it, and completes there. The
+//! completions of many pairs go to one queue, and all queues of a device share one channel, and a thread can wait for
+//! the channel's descriptor: to wake up costs calls only for the queues with events, however many peers are silent.
 //!
-//! Each pair has receives of its own, and a peer spends no more than it was told of: they are posted again when it is
-//! told. One that arrives where none is posted holds up its connection, and in the end breaks it. Were the receives
-//! shared, a peer that spends too many would break the connections of the others.
+//! Each pair has its own receives, and a peer uses no more than were announced to it: they are posted again before it
+//! is told. A request that arrives without a posted receive delays its connection, and finally breaks it. If the
+//! receives were shared, a peer that uses too many would break the connections of the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,10 +23,10 @@ use super::device::{Device, lock};
 use super::queue_pair::{CompletionQueue, POLLED_AT_ONCE, QueuePair};
 use super::sys;
 
-/// Instead of a sleep that the device ends at once.
+/// The length of a sleep if the device would end a wait at once.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Completions for which a queue has room, if the device has so many: the receives of 64 pairs.
+/// Completions for which a queue has room, if the device supports so many: the receives of 64 pairs.
 const QUEUE_ENTRIES: u32 = 64 * super::queue_pair::RECEIVES as u32;
 
 /// A completion channel.
@@ -59,7 +59,7 @@ impl CompletionChannel {
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 
-    /// The serial of the next queue that has something to say, if there is one. It says so once, until it is armed.
+    /// The serial of the next queue with an event, if there is one. A queue raises one event, until it is armed.
     fn next(&self) -> Option<usize> {
         let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         let get = self.device.library.get_cq_event;
@@ -67,7 +67,7 @@ impl CompletionChannel {
         if unsafe { get(self.raw(), &raw mut queue, &raw mut context) } != 0 {
             return None;
         }
-        // SAFETY: the queue of an event that was not acknowledged yet lives: destroying it waits for that.
+        // SAFETY: the queue of an unacknowledged event lives: destroying the queue waits for the acknowledgement.
         unsafe { (self.device.library.ack_cq_events)(queue, 1) };
         Some(context.addr())
     }
@@ -104,9 +104,9 @@ struct WakerQueue {
 }
 
 impl WakerQueue {
-    /// Takes what has completed, and counts the receives of each pair that were used.
+    /// Takes the completions, and counts the used receives of each pair.
     fn take(&self) {
-        // The number of a pair, its receives that were used, and whether it is over.
+        // The number of a pair, its used receives, and whether the pair has ended.
         let mut used: SmallVec<[(u32, u16, bool); POLLED_AT_ONCE]> = SmallVec::new();
         let mut completions = [sys::ibv_wc::default(); POLLED_AT_ONCE];
         while let Ok(taken) = self.completions.poll(&mut completions)
@@ -121,8 +121,8 @@ impl WakerQueue {
             }
         }
         for (number, count, is_over) in &used {
-            // A pair that is over gives all back, and needs none. That it is over its owner learns from the device or
-            // from the peer.
+            // A pair that has ended returns all its receives, and needs none. Its owner learns of the end from the
+            // device or from the peer.
             if let (Some(pair), false) = (self.pairs.get(number), is_over) {
                 pair.count_used(*count);
             }
@@ -157,37 +157,37 @@ impl Waker {
         Ok(completions)
     }
 
-    /// Waits for this pair, too, which serves no peer yet. It was made with a queue of this waker.
+    /// Adds a pair that serves no peer yet, and that was made with a queue of this waker.
     pub(super) fn add(&self, pair: &Arc<QueuePair>) {
         let mut queues = lock(&self.queues);
         if let Some(queue) =
             queues.iter_mut().find(|queue| queue.completions.serial == pair.completions.serial)
         {
-            // What is left there of a pair that had the same number is not this one's.
+            // Completions that are left from an earlier pair with the same number are not this pair's.
             queue.take();
             queue.pairs.insert(pair.number(), Arc::clone(pair));
         }
     }
 
-    /// Waits for it no longer: when this returns, the waker does not hold the pair any more.
+    /// Removes a pair: when this returns, the waker no longer holds it.
     pub(super) fn remove(&self, pair: &Arc<QueuePair>) {
         for queue in lock(&self.queues).iter_mut() {
             queue.pairs.retain(|_, known| !Arc::ptr_eq(known, pair));
         }
     }
 
-    /// Asks to be told of the next request again where one was told of; whether there were some since the last time.
+    /// Arms the queues again that raised an event. True if there were any since the last call.
     fn answer(&self) -> bool {
-        // Each queue tells once, until it is armed here again: more than that is for the next call, so that peers which
-        // go on sending do not keep this one from ending.
+        // Each queue raises one event, until it is armed here again: further events are for the next call, so that
+        // peers which continue to send do not keep this call from ending.
         let most = lock(&self.queues).len();
         let mut has_some = false;
         for serial in std::iter::from_fn(|| self.channel.next()).take(most) {
-            // Also where another thread, which made a pair, has taken what there is to be told of.
+            // True even if another thread, which made a pair, has already taken the completions.
             has_some = true;
             let queues = lock(&self.queues);
             if let Some(queue) = queues.iter().find(|queue| queue.completions.serial == serial) {
-                // First: what comes after the look is told of.
+                // Armed first, so that completions that arrive after `take` raise an event.
                 queue.completions.arm();
                 queue.take();
             }
@@ -196,10 +196,10 @@ impl Waker {
     }
 }
 
-/// Sleeps until a request that is to be noticed by one of these wakers is done, or one of `others` can be read, but no
-/// longer than `timeout`. What was done since the last call ends it at once.
+/// Sleeps until a request with a notice for one of these wakers is complete, or one of `others` can be read, but no
+/// longer than `timeout`. A request that completed since the last call ends the sleep at once.
 pub(super) fn wait(wakers: &[Arc<Waker>], others: &[BorrowedFd<'_>], timeout: Duration) {
-    // Each of them answers, whatever the others have.
+    // Every waker must answer, even if another one already had events.
     let answer = || wakers.iter().filter(|waker| waker.answer()).count() > 0;
     if answer() {
         return;
@@ -207,13 +207,13 @@ pub(super) fn wait(wakers: &[Arc<Waker>], others: &[BorrowedFd<'_>], timeout: Du
     let events = wakers.iter().map(|waker| waker.channel.events()).chain(others.iter().copied());
     let sources = events.map(|source| PollFd::from_borrowed_fd(source, PollFlags::IN));
     let mut sources: SmallVec<[PollFd<'_>; 4]> = sources.collect();
-    // What is longer than the system can count is for ever.
+    // A timeout that the system cannot represent never ends.
     let limit = rustix::time::Timespec::try_from(timeout).ok();
-    // Interrupted or refused, it is only a shorter wait.
+    // If the call is interrupted or refused, the wait is only shorter.
     let _ready = rustix::event::poll(&mut sources, limit.as_ref());
     let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
     if sources.iter().take(wakers.len()).any(|source| source.revents().intersects(gone)) {
-        // A device is gone, which its owner finds out elsewhere: this ends every wait from now on.
+        // A device is gone, which the owner notices elsewhere: this ends every wait from now on at once.
         std::thread::sleep(timeout.min(NAP));
     }
     answer();

@@ -9,7 +9,7 @@ use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received, Refusal};
 
 /// Version of everything that any transport sends, in the wire-up and after it.
 ///
-/// Version 3 and those before it were of one transport each.
+/// Versions up to 3 belonged to one transport each.
 pub(crate) const WIRE_VERSION: u32 = 14;
 
 /// More than the longest body: a refusal with its reason.
@@ -66,7 +66,7 @@ pub(crate) enum Side {
 
 /// The contribution of a transport to an offer and an acceptance.
 pub(crate) trait Blob: Serialize + DeserializeOwned {
-    /// Checks what the other side sent, together with the grants that came with it.
+    /// Checks the other side's blob together with its grants.
     fn check(&self, from: Side, grants: &[Grant]) -> Result<(), &'static str>;
 }
 
@@ -185,7 +185,7 @@ impl<B: Blob, N: Serialize + DeserializeOwned> Hello<B, N> {
     }
 }
 
-/// Decodes whatever `bytes` are as a message of a wire-up, checks what came out, and returns it.
+/// Decodes arbitrary `bytes` as a message of a wire-up, checks the result, and returns it.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz<B, N>(bytes: &[u8]) -> Option<Hello<B, N>>
 where

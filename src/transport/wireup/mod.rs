@@ -1,4 +1,4 @@
-//! The wire-up of a connection: what two sides tell each other before the first request, over every transport alike.
+//! The wire-up of a connection: the messages of the two sides before the first request, alike over every transport.
 //!
 //! The connector makes an offer, the listener accepts or refuses it. Both name the memory that the other side may use
 //! (grants) and carry a message of the layer above; a transport adds a blob of its own (queue pairs, a ticket, the

@@ -1,5 +1,5 @@
 //! The treatment of newcomers, connections that have not finished their handshake: how many there may be and for how
-//! long, the choice of the one that is dropped where there are too many, and a log that a flood of them cannot fill.
+//! long, the choice of a newcomer to drop where there are too many, and a log that a flood of them cannot fill.
 
 use std::fmt::{Display, Write};
 use std::io;
@@ -15,7 +15,7 @@ pub(crate) trait Newcomer {
     /// The message after which its listener decides about it.
     type Said;
 
-    /// Takes what is there, without waiting; an error is the reason of a refusal.
+    /// Reads the bytes that have arrived, without waiting; an error is the reason of a refusal.
     fn hear(&mut self) -> Result<Option<Self::Said>, String>;
 
     /// The number of messages that it has sent so far, or a part of one.
@@ -53,15 +53,15 @@ struct Waiting<N: Newcomer> {
 }
 
 impl<N: Newcomer> Waiting<N> {
-    /// The number of messages that it has sent so far. One that has said all of its part is ahead of all that have not.
+    /// The number of messages that it has sent so far. A newcomer whose offer is complete is ahead of all others.
     fn messages(&self) -> u8 {
         if self.said.is_some() { u8::MAX } else { self.newcomer.messages() }
     }
 }
 
 impl<N: Newcomer> Newcomers<N> {
-    /// Accepts connections, at most as many as there may be newcomers whatever comes of them: the owner has more to do.
-    /// `accept` makes a newcomer of the next connection, or says why that one is refused.
+    /// Accepts connections, at most as many as there may be newcomers, also if all are refused: the owner has more to
+    /// do. `accept` makes a newcomer of the next connection, or returns the reason of its refusal.
     pub(crate) fn admit(
         &mut self,
         listener: &dyn Display,
@@ -117,7 +117,7 @@ impl<N: Newcomer> Newcomers<N> {
         self.waiting.push(newcomer);
     }
 
-    /// Moves all handshakes on. Returns the next newcomer that has said its part, and what it said.
+    /// Drives all handshakes forward. Returns the next newcomer whose offer is complete, and the offer.
     pub(crate) fn next(&mut self, listener: &dyn Display, now: Instant) -> Option<(N, N::Said)> {
         self.refusals.log(listener);
         let mut index = 0;
@@ -185,12 +185,12 @@ impl Refusals {
         self.total += 1;
         self.unlogged += 1;
         self.reason.clear();
-        // A string takes all that is written to it.
+        // A write to a string never fails.
         let _written = write!(self.reason, "{reason}");
         self.log(listener);
     }
 
-    /// Logs what has been counted since the last line, if that line is old enough.
+    /// Logs the number of refusals since the last line, if that line is old enough.
     pub(crate) fn log(&mut self, listener: &dyn Display) {
         if self.unlogged == 0 {
             return;
@@ -221,16 +221,16 @@ impl Refusals {
     }
 }
 
-/// Chooses which of too many newcomers a listener drops, by the number of messages that each has sent so far: one of
-/// those that sent the least, at random.
+/// Chooses which of too many newcomers a listener drops, by the number of messages that each has sent so far: at
+/// random, one of the newcomers that sent the least.
 ///
 /// An honest newcomer sends its first message as soon as it is connected, so it is behind all silent connections of a
-/// flood in this order, and one that has proved that it knows the secret is behind all that cannot. A flood that sends
-/// first messages, too, is met by chance: an honest newcomer survives each drop with a probability of 63/64, however
-/// slow its handshake is. If the oldest were dropped, 64 connections within its handshake would always push it out; if
-/// the newest were, 64 silent connections would keep all others out. A silent one alone is dropped as the newest: one
-/// that has sent its first message is behind all whose handshake is further, and they, if they stand still, would keep
-/// it out.
+/// flood in this order, and a newcomer that has proved that it knows the secret is behind all that cannot. A flood
+/// that sends first messages, too, is met by chance: an honest newcomer survives each drop with a probability of
+/// 63/64, however slow its handshake is. If the oldest were dropped, 64 connections within its handshake would always
+/// push it out; if the newest were, 64 silent connections would keep all others out. A silent one alone is dropped as
+/// the newest: one that has sent its first message is behind all whose handshake is further, and they, if they stand
+/// still, would keep it out.
 pub(crate) fn victim(messages: impl Iterator<Item = u8> + Clone) -> Option<usize> {
     let least = messages.clone().min()?;
     let candidates = messages.clone().filter(|sent| *sent == least).count();

@@ -1,4 +1,4 @@
-//! The check of what this side itself offers.
+//! The check of this side's own offer.
 
 use crate::mem::Access;
 use crate::transport::{GpuGrant, MAX_GRANTS, MAX_MESSAGE_BYTES, Offer};

@@ -56,7 +56,7 @@ mod tests {
             Ok(())
         }
 
-        /// What a kernel of the caller's sees that is launched behind a copy of the parameters.
+        /// The parameters as a kernel of the caller's sees them behind a copy.
         fn get<T: Transport>(&self, member: &mut GroupMember<T>) -> Result<Vec<f32>, Error> {
             let bytes = self.weights.bytes();
             member.copy_parameters_to_gpu(0, &self.weights.whole(), &self.stream)?;
@@ -96,7 +96,7 @@ mod tests {
             }
         }
 
-        /// Lets its GPU do all that it may, and turns it once.
+        /// Lets its GPU do all permitted work, and takes one turn.
         fn turn(&mut self) -> Result<Option<Averaged>, Error> {
             if let Some(side) = &self.side {
                 side.driver.finish();
@@ -112,7 +112,7 @@ mod tests {
             driver.finish();
             drop((stream, weights));
             let deadline = now() + PATIENCE;
-            // Threads of the transport let go of it later.
+            // Threads of the transport release it later.
             while driver.open() > left {
                 assert!(now() < deadline, "{} are left over", driver.open());
                 std::thread::yield_now();
@@ -178,7 +178,7 @@ mod tests {
         values.iter().map(|value| value.to_bits()).collect()
     }
 
-    /// The parameters of each member after all rounds, each of which begins with what a step has made of the last.
+    /// The parameters of each member after all rounds, each of which begins with a step from the last mean.
     fn train<T: OfGpu>(on_gpus: &[bool], elements: usize) -> Vec<Vec<u32>> {
         let processes = meet::<T>(on_gpus, elements, options());
         let group: Vec<usize> = (0..on_gpus.len()).collect();
@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    /// The mean of what these members have at first, as processors make it.
+    /// The mean of the first parameters of these members, as processors compute it.
     fn mean(ranks: &[usize]) -> Vec<u32> {
         let of: Vec<_> = ranks.iter().map(|rank| values(*rank, 0, ELEMENTS)).collect();
         let sum = |index: usize| of[1..].iter().fold(of[0][index], |sum, values| sum + values[index]);
@@ -256,7 +256,8 @@ mod tests {
         ended.into_iter().flatten().collect()
     }
 
-    /// Asserts that each of `processes`, which have these ranks, has the mean of all, that of those, or what it had.
+    /// Asserts that each of `processes`, which have these ranks, has the mean of all, the mean of these, or its old
+    /// parameters.
     fn expect_means<T: OfGpu>(
         processes: &mut [Process<T>],
         ranks: &[usize],
@@ -316,7 +317,7 @@ mod tests {
             processes[0].turn().unwrap();
         }
         processes[1].turn().unwrap();
-        // Its GPU is to copy what the other one has written, and the other one gives that up.
+        // Its GPU is to copy a part of the other member, and the other member gives the round up.
         assert_eq!(processes[0].member.poll(now()).unwrap(), None);
         processes[1].member.abandon().unwrap();
         processes[1].set(&values(1, 1, ELEMENTS)).unwrap();
@@ -331,7 +332,7 @@ mod tests {
         };
         assert!(ended.skipped, "{ended:?}");
         assert_eq!(bits(&processes[0].get().unwrap()), mean(&[0]));
-        // The next round is of what is there then.
+        // The next round averages the parameters that are there then.
         processes[0].member.start_average(1, &[0, 1]).unwrap();
         let ended = end(&mut processes);
         assert!(ended.iter().all(|averaged| averaged.members == 2), "{ended:?}");
@@ -438,7 +439,7 @@ mod tests {
                     })) {}
                 }
                 let has_failed = driver.has_failed();
-                // One that was not made so far is not to fail later.
+                // A call that was not made so far is not to fail later.
                 driver.fail(u32::MAX, NOT_PERMITTED);
                 processes.remove(1).close(usize::from(has_failed));
                 // The others have all of them, or end without that one; none of the two is taken for dead.
@@ -510,7 +511,7 @@ mod tests {
             side.set(member, &old).unwrap();
             assert_eq!(bits(&side.get(member).unwrap()), bits(&old), "it copied what was there before");
 
-            // What another stream brings comes behind what this one takes, which has much to do before.
+            // A copy on another stream comes behind the copy on this stream, which has much work before it.
             let (raw, stream) = side.driver.stream_of_caller(side.stream.gpu());
             let weights = GpuMemory::allocate(side.stream.gpu(), 4 * ELEMENTS).unwrap();
             let other = Side { driver: side.driver.clone(), raw, stream, weights };

@@ -120,7 +120,7 @@ mod tests {
                 driver.finish();
                 drop((publisher, weights, stream, gpu));
                 let has_failed = driver.has_failed();
-                // What asks for the end of a conversion, and what gives something back, is not told.
+                // Failures of calls that poll for the end of a conversion, or that free memory, are not reported.
                 told += u32::from(outcome.is_err());
                 if let Err(error) = &outcome {
                     let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));

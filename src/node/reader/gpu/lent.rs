@@ -24,10 +24,10 @@ mod tests {
     const FRAMES: usize = 3 * 40_960;
     /// Their allocation, which has other tensors before and behind them.
     const ALLOCATION: usize = FRAMES + 5000;
-    /// What a reader says that has the memory open.
+    /// The line of a reader that has the memory open.
     const OPENED: &str = "it has opened";
 
-    /// What keeps the allocation: it is freed with this.
+    /// The owner of the allocation, which is freed with it.
     struct Owner {
         driver: Arc<Scripted>,
         allocation: u64,
@@ -100,7 +100,7 @@ mod tests {
         reader.pull_to_gpu(wanted, &into.weights.whole(), &into.stream, PATIENCE).map(drop)
     }
 
-    /// Waits for what a thread does.
+    /// Waits until another thread has made `is_so` true.
     fn expect_soon(what: &str, is_so: impl Fn() -> bool) {
         let begun = std::time::Instant::now();
         while !is_so() {

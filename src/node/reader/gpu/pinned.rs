@@ -27,7 +27,7 @@ mod tests {
 
     /// Many times as many versions as there are frames.
     const MANY: u8 = 20;
-    /// What a reader says that has pinned a version.
+    /// The line of a reader that has pinned a version.
     const PINNED: &str = "it has pinned";
 
     fn reader_of<T: OfGpu>(address: Address, into: &Side<T>) -> Reader<T> {
@@ -38,7 +38,7 @@ mod tests {
         GpuMemory::try_from(pinned).unwrap()
     }
 
-    /// What a kernel of the reader's sees that runs now.
+    /// The bytes that a kernel of the reader's sees now.
     fn seen<T: OfGpu>(into: &Side<T>, memory: &GpuMemory) -> Vec<u8> {
         into.driver.launch_copy(into.raw, into.weights.pointer(), memory.pointer(), memory.bytes());
         into.driver.finish();
@@ -195,7 +195,7 @@ mod tests {
         assert!(reader.is_intact());
     }
 
-    /// A publisher of two frames, of which the one that is not the newest can be pinned.
+    /// A publisher of two frames, of which the older one can be pinned.
     struct TwoFrames {
         publisher: BackgroundPublisher<Shm>,
         from: Side<Shm>,

@@ -215,7 +215,7 @@ mod tests {
         let version = scene.publish(4);
         let serving = scene.from.driver.work_in_a_thread();
         let Side { driver, stream, weights, .. } = &scene.into;
-        // Long enough for what comes before the copy, on a busy machine, too.
+        // Long enough for the steps before the copy, on a busy machine, too.
         let waited = Duration::from_secs(1);
         let mut pull = || scene.reader.pull_to_gpu(Wanted::newest(), &weights.whole(), stream, waited);
         let told = pull().unwrap_err();
@@ -336,7 +336,7 @@ mod tests {
                 };
                 let outcome = pull();
                 let has_failed = into.driver.has_failed();
-                // One that was not made so far is not to fail later.
+                // A call that was not made so far is not to fail later.
                 into.driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
                 assert_eq!(pull().unwrap(), version, "call {failures}");
                 assert_eq!(into.bytes(), [5; BYTES], "call {failures}");
@@ -390,7 +390,7 @@ mod tests {
     /// The environment variable in which the reader of another process finds its publisher.
     pub(in crate::node::reader::gpu) const PUBLISHER: &str = "SLACKLINE_SCRIPTED_PUBLISHER";
     const VERSIONS_FOR_ANOTHER: u8 = 5;
-    /// What a reader says that has begun to copy.
+    /// The line of a reader that has begun to copy.
     const COPYING: &str = "it copies";
 
     fn a_reader_in_another_process_gets_versions_from_gpu_to_gpu<T: OfGpu>() {
@@ -430,7 +430,7 @@ mod tests {
             assert_eq!(into.bytes(), [value; BYTES]);
         }
         assert_eq!(into.driver.host_copies() > 0, T::IS_STAGED);
-        // A reader that is gone holds nothing: the publisher has to see first what this one holds.
+        // A reader that is gone holds nothing: the publisher has to see first which version this one holds.
         std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     }
 

@@ -69,7 +69,7 @@ mod tests {
             assert_eq!(reader.poll(crate::node::now()).unwrap(), None, "it is one version behind");
             assert!(crate::node::now() < deadline, "it is never found too far behind");
         }
-        // The next attempt goes on from what is there, and not from the last snapshot, which is damaged meanwhile.
+        // The next attempt continues from the partial copy, and not from the last snapshot, which is damaged meanwhile.
         reader.spares = Default::default();
         let base = reader.base.as_mut().and_then(|base| std::sync::Arc::get_mut(&mut base.buffer)).unwrap();
         base.bytes_mut().unwrap()[33] ^= 4;

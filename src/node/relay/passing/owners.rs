@@ -76,7 +76,7 @@ mod tests {
         copy.as_volatile().write(&[1; 8192]);
         relay.relay_landed(version, 4, false);
         reader.begin_snapshot(Wanted::at_least(version));
-        // It has copied what has landed by then.
+        // It has copied the landed chunks by then.
         for _ in 0..1000 {
             assert!(reader.poll(crate::node::now()).unwrap().is_none());
         }
@@ -140,7 +140,7 @@ mod tests {
     fn a_relay_joins_no_tree_whose_owner_has_another_table_or_other_chunks() {
         for (bytes, chunk_bytes) in [(8192, 4096), (4096, 1024), (8192, 1024)] {
             let (publisher, other) = (publisher(8192, 1024), publisher(bytes, chunk_bytes));
-            // What takes the only branch of the publisher says that it is a relay, and is this other publisher.
+            // The relay that takes the only branch of the publisher is in truth this other publisher.
             let address = other.address();
             let notice =
                 RelayNotice { number: None, address, branches: 1, room: 0, reads_from: None, speed: 0 };

@@ -14,7 +14,7 @@ use crate::transport::verbs::unanswered::PeerWay;
 use crate::transport::{CompletionError, Disconnected};
 
 impl VerbsEndpoint {
-    /// Notes the ways on which the peer did not answer, though it is there.
+    /// Notes the paths on which the peer did not answer, if the peer is still connected.
     #[cold]
     pub(super) fn note_unanswered(&mut self) {
         let of_beats = u8::from(lock(&self.heartbeat).is_unanswered());
@@ -22,7 +22,7 @@ impl VerbsEndpoint {
         if rails == 0 || mutant!("way_unanswered_again") {
             return;
         }
-        // One that is gone answers nowhere.
+        // A peer that is gone answers on no path.
         self.hear();
         if self.over.is_none() {
             let of_rail = |(rail, way): (usize, &Option<PeerWay>)| way.filter(|_| rails & 1 << rail != 0);
@@ -31,9 +31,10 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Ends the connection: requests under way come back flushed, and nothing of this process can be reached through it
-    /// any more. Where it is a completion queue that failed, nothing comes back, and requests keep their memory until
-    /// the endpoint is dropped, and with it all is undone that devices take long for. The first reason stays.
+    /// Ends the connection: requests under way come back flushed, and the peer can no longer access any memory of
+    /// this process through it. If a completion queue failed, no completions come back, and requests keep their
+    /// memory until the endpoint is dropped. The drop also does the cleanup that takes devices long. The first reason
+    /// stays.
     #[cold]
     pub(super) fn fail(&mut self, reason: Disconnected) {
         if self.over.is_some() {
@@ -41,7 +42,7 @@ impl VerbsEndpoint {
         }
         tracing::debug!(reason = reason.reason, "RDMA peer disconnected");
         self.over = Some(reason);
-        // What a device does not stop is destroyed at once.
+        // If a device does not stop serving, the responder is destroyed at once.
         self.responder = self.responder.take().filter(Responder::stop);
         self.link = None;
         lock(&self.heartbeat).end();
@@ -50,13 +51,14 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Whether the peer may say now that it has lost this rail.
+    /// Whether the protocol allows the peer to report the loss of this rail now.
     pub(super) fn may_lose(&self, rail: u8) -> bool {
         (1..self.rails.len()).contains(&rail.into()) && self.given_up_there & 1 << rail == 0
     }
 
-    /// Whether one of these devices, a bit for each rail of the transport, matters to the connection: those of rails
-    /// that are given up do not, and where requests are still to be repeated, those that the peer has given up as well.
+    /// Whether the connection needs one of these devices, a bit for each rail of the transport. It does not need the
+    /// devices of rails that this side has given up; while requests must still be repeated, the peer must have given
+    /// them up as well.
     pub(super) fn needs_any(&self, devices: u8) -> bool {
         let is_repeating = self.data.as_ref().is_some_and(Rails::is_repeating);
         let left_behind = if is_repeating { self.given_up & self.given_up_there } else { self.given_up };
@@ -65,7 +67,8 @@ impl VerbsEndpoint {
         self.rails.iter().enumerate().any(needs)
     }
 
-    /// Gives up rails, a bit for each: the connection goes on over the others, unless that fails. False if it is over.
+    /// Gives up rails, a bit for each: the connection continues over the others, unless that fails. False if it is
+    /// over.
     #[cold]
     pub(super) fn lose_rails(&mut self, lost: u8) -> bool {
         for rail in 1..self.rails.len() {
@@ -73,11 +76,11 @@ impl VerbsEndpoint {
                 continue;
             }
             self.given_up |= 1 << rail;
-            // Until the peer has said the same, every look hears whether it has.
+            // Until the peer has reported the same loss, every call checks for its report.
             self.is_settled = false;
             let is_closed = self.data.as_mut().is_none_or(|data| data.lose_rail(rail));
-            // A driver may say that it has destroyed the queue pairs of a device that is gone without having asked the
-            // device, so that it is not known what still comes from it.
+            // A driver may report that it has destroyed the queue pairs of a device that is gone without asking the
+            // device, so that packets of the device may still arrive.
             let at = &self.shared.rails[self.rails[rail]];
             at.device.take_events();
             if at.device.is_gone() {
@@ -99,15 +102,16 @@ impl VerbsEndpoint {
                 "a rail of an RDMA connection failed: it goes on over those left"
             );
             if let Some(link) = &mut self.link {
-                // If it is gone, its end is heard elsewhere.
+                // If the peer is gone, another call notices it.
                 let _unheard = link.channel.send(&Hello::Note(Note::RailLost(rail as u8)).encode(&[]));
             }
         }
         self.over.is_none()
     }
 
-    /// Whether a pair that serves the peer is over, and how. Adapters raise an event. Soft-RoCE does not, and is asked
-    /// now and then: that is a system call, where on an adapter it would be a command to its firmware for each pair.
+    /// Returns how a pair that serves the peer ended, if it did. Adapters raise an event. Soft-RoCE does not, and is
+    /// queried from time to time: that is a system call, while on an adapter it would be a command to the firmware
+    /// for each pair.
     pub(super) fn queue_pair_error(&mut self) -> Option<QueuePairError> {
         let told = self.lose_failed(Responder::take_broken);
         let lead = &self.shared.rails[self.rails[0]];
@@ -118,8 +122,8 @@ impl VerbsEndpoint {
         self.lose_failed(Responder::ask_broken)
     }
 
-    /// Ends the connection to a peer whose conversation is over. One that has reached for what it was not granted ends
-    /// it, too, and this side's device has told of that before.
+    /// Ends the connection to a peer whose conversation is over. A peer that has accessed memory that was not granted
+    /// to it also ends its conversation, and this side's device has reported the access before.
     #[cold]
     pub(super) fn lose_peer(&mut self) {
         self.rails.iter().for_each(|rail| self.shared.rails[*rail].device.take_events());
@@ -131,7 +135,7 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Loses the rails on which pairs that serve have failed, unless the whole connection is over.
+    /// Gives up the rails on which serving pairs have failed, unless the whole connection is over.
     fn lose_failed(
         &mut self,
         broken: fn(&Responder) -> (Option<QueuePairError>, u8),
@@ -143,8 +147,9 @@ impl VerbsEndpoint {
         over
     }
 
-    /// Whether the device has told that a pair that this side posts on is over, and no completion tells why. Devices
-    /// say so of requests that fail, too: of an unreachable peer, or a refusal, of which the completion says more.
+    /// Whether the device has reported the end of a pair on which this side posts, and no completion gives the
+    /// reason. Devices also report the end when a request fails, since the peer is unreachable or refused it; then
+    /// the completion gives more detail.
     pub(super) fn was_told_of_own_pairs(&mut self) -> bool {
         let data = self.data.as_mut().and_then(Rails::take_broken);
         data.or(lock(&self.heartbeat).take_broken()).is_some()
@@ -159,7 +164,7 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Makes a failed request the end of the connection.
+    /// Ends the connection because of a failed request.
     #[cold]
     pub(super) fn settle_failure(&mut self, error: Option<CompletionError>) {
         if self.over.is_none() {
@@ -171,7 +176,8 @@ impl VerbsEndpoint {
         if error == Some(CompletionError::RemoteAccess)
             && let Some(link) = &mut self.link
         {
-            // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
+            // The peer's device may or may not have reported it to the peer. If the peer is already gone, it does not
+            // need the note.
             let _unheard = link.channel.send(&Hello::Note(Note::AccessViolation).encode(&[]));
         }
         self.fail(match error {

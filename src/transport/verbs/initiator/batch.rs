@@ -1,16 +1,16 @@
-//! Work requests on their way to the device, in the form that it takes them.
+//! Work requests for the device, in the layout that the device expects.
 
 use crate::cuda::GpuSlice;
 use crate::mem::{LocalSlice, RemoteSlice};
 use crate::transport::PayloadMemory;
 use crate::transport::verbs::sys;
 
-/// The requests of the device that one call posts, in memory that the next call uses again.
+/// The device requests that one call posts, in memory that the next call uses again.
 pub(super) struct Batch {
     pub(super) requests: Vec<sys::ibv_send_wr>,
     /// The memory of each.
     pub(super) pieces: Vec<sys::ibv_sge>,
-    /// So many are of this call.
+    /// The number of requests of this call.
     pub(super) count: usize,
 }
 
@@ -18,13 +18,13 @@ pub(super) struct Batch {
 #[derive(Clone, Copy)]
 pub(super) enum LocalMemory<'a> {
     Host(&'a LocalSlice),
-    /// With the key that it has on the rail.
+    /// With its key on the rail.
     Gpu(&'a GpuSlice, u32),
 }
 
 #[inline]
 pub(super) fn rdma(remote: &RemoteSlice, done: u64) -> sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-    // Whatever the offset is, the target checks it: one that wraps around lies outside of every grant.
+    // The target checks every offset: an offset that wraps around lies outside of every grant.
     sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
         remote_addr: remote.offset.wrapping_add(done),
         rkey: remote.key.0 as u32,
@@ -36,9 +36,9 @@ impl Batch {
         Batch { requests: Vec::with_capacity(room), pieces: Vec::with_capacity(room), count: 0 }
     }
 
-    /// Adds a request that concerns this memory of one's own. It is made of the one that was here before: each field
-    /// that any request sets is set again, and the others stay zero. That takes half the time of making one and moving
-    /// it here.
+    /// Adds a request for this local memory. It reuses the earlier request in this slot: each field that any request
+    /// sets is set again, and the others stay zero. That takes half the time of making a new request and moving it
+    /// here.
     #[inline]
     pub(super) fn add(&mut self, piece: sys::ibv_sge) -> &mut sys::ibv_send_wr {
         let at = self.count;
@@ -50,7 +50,7 @@ impl Batch {
         self.pieces[at] = piece;
         let request = &mut self.requests[at];
         request.next = std::ptr::null_mut();
-        // A list of no bytes is no list.
+        // A request of no bytes has no list.
         request.num_sge = i32::from(piece.length > 0);
         request
     }

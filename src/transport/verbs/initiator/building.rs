@@ -1,4 +1,4 @@
-//! How requests become work requests of a queue pair.
+//! Builds a queue pair's work requests from the caller's requests.
 
 use std::sync::atomic::Ordering;
 
@@ -11,9 +11,9 @@ use crate::transport::verbs::under_way::{DeviceRequest, EntryKind};
 use crate::transport::{Flags, Inline, Operation, PostError, WorkRequest};
 
 impl Initiator {
-    /// Has the device report the newest entries, which no completion would tell of otherwise: they would stay in
-    /// the queue until something is posted, and something does not fit beside them. A WRITE of no bytes needs no key.
-    /// The pair that serves it needs the right all the same, and of requests to one without that each is
+    /// Makes the device report the newest entries, which no completion would report otherwise: they would stay in the
+    /// queue until a request is posted, and a request may not fit beside them. A WRITE of no bytes needs no key. The
+    /// pair that serves it still needs the right to write, and on a pair without that right each request is
     /// [reported](Initiator::report_all).
     #[cold]
     pub(super) fn ask_for_report(&mut self, free: usize) {
@@ -28,11 +28,11 @@ impl Initiator {
         asking.wr.rdma = rdma(&NOWHERE, 0);
         asking.send_flags |= sys::IBV_SEND_SIGNALED;
         self.unreported = 0;
-        // If it cannot be posted, the connection is over, and the next call says so.
+        // If the WRITE cannot be posted, the connection is over, and the next call says so.
         let _over = self.ring();
     }
 
-    /// Adds the device's requests for one of the caller's.
+    /// Adds the device requests for one request of the caller.
     #[inline]
     pub(super) fn build(&mut self, request: &WorkRequest) {
         if !self.is_proved(request) {
@@ -98,13 +98,13 @@ impl Initiator {
         }
     }
 
-    /// The key of the one registration that has a range of memory of a GPU.
+    /// The key of the one registration that covers a range of GPU memory.
     pub(super) fn key_on_gpu(&self, local: &GpuSlice) -> Option<u32> {
         let (keys, bytes) = local.device_keys(self.domain)?;
         (bytes == local.bytes()).then(|| keys.local[self.rail])
     }
 
-    /// Memory of a GPU that was checked to be registered.
+    /// GPU memory whose registration was checked before.
     fn on_gpu<'a>(&self, local: &'a GpuSlice) -> LocalMemory<'a> {
         LocalMemory::Gpu(local, self.key_on_gpu(local).unwrap_or(0))
     }
@@ -123,8 +123,8 @@ impl Initiator {
             let is_last = done + bytes == local.len();
             let kind = if is_last { EntryKind::of(request) } else { EntryKind::Part };
             let piece = local.piece(self.rail, done, bytes);
-            // The device need not fetch a payload that travels in the request itself; this processor does, at once.
-            // Behind a fence it must not: an earlier request may still bring the payload.
+            // The device need not fetch an inline payload: this processor copies it into the request at once. Behind
+            // a fence it must not, since an earlier request may still bring the payload.
             let fits = local.is_on_host() && piece.length <= self.pair.inline_bytes;
             let is_there = !request.flags.contains(Flags::FENCE);
             let in_request = fits && is_there && opcode == sys::IBV_WR_RDMA_WRITE;
@@ -159,8 +159,8 @@ impl Initiator {
         };
     }
 
-    /// Adds a request of the device, all of it but the peer's memory, which the caller fills in. Always inlined:
-    /// handing over its parameters takes half as many instructions as its own work.
+    /// Adds a device request, complete except for the peer's memory, which the caller fills in. Always inlined:
+    /// passing its parameters takes half as many instructions as its own work.
     #[inline(always)]
     pub(super) fn add(
         &mut self,
@@ -172,7 +172,7 @@ impl Initiator {
         mut flags: sys::ibv_send_flags,
     ) -> &mut sys::ibv_send_wr {
         self.unreported += 1;
-        // The device reports what the caller wants to hear of, and otherwise as rarely as the queue allows.
+        // The device reports the signalled requests, and others as rarely as the queue allows.
         if kind == EntryKind::Signalled || self.unreported >= self.report_every {
             flags |= sys::IBV_SEND_SIGNALED;
             self.unreported = 0;
@@ -187,7 +187,8 @@ impl Initiator {
             && opcode == sys::IBV_WR_RDMA_WRITE
             && self.receives > 0
         {
-            // Without a receive it would be held up at the peer. Unnoticed, it only is found later.
+            // Without a receive the request would be delayed at the peer. Without the notice the peer only finds the
+            // write later.
             self.receives -= 1;
             opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
         }
@@ -201,20 +202,22 @@ impl Initiator {
         added
     }
 
-    /// Hands the newest entries to the device: those that requests were built for.
+    /// Posts the newest entries, for which requests were built, to the device.
     #[inline]
     pub(super) fn ring(&mut self) -> Result<(), PostError> {
-        // What this process wrote before comes before what the device reads.
+        // Earlier writes of this process come before later reads of the device.
         fence(Ordering::Release);
-        // SAFETY: the lists of pieces were named just now, in a vector that is not touched before the end of the call.
-        // Each piece lies inside its slice (`build_parts` cuts what there is; atomics and sentinels have 8 bytes, as
-        // `post` checks and `spare` makes), and a slice inside a region of this domain (checked in `post`; the cells
-        // are of it, too; what is registered in the first rail's is in those of all others). The regions are held until
-        // the device has given the requests back, or until after the queue pair is destroyed. The cell of an entry is
-        // used again only by the entry `room` numbers later, and no more than `room` are under way.
+        // SAFETY: the lists of pieces were named just now, in a vector that is not touched before the end of the
+        // call. Each piece lies inside its slice (`build_parts` splits the slice itself; atomics and sentinels have 8
+        // bytes, as `post` checks and `spare` makes), and each slice inside a region of this domain (checked in
+        // `post`; the cells are also of this domain; memory that is registered in the first rail's domain is
+        // registered in the domains of all others). The regions are held until the device has given the requests
+        // back, or until after the queue pair is destroyed. The cell of an entry is used again only by the entry
+        // `room` numbers later, and no more than `room` are under way.
         let posted = unsafe { self.pair.post(self.batch.named()) };
         posted.map_err(|count| {
-            // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
+            // Part of the batch may be under way, which breaks the promise of all or nothing: the queue pair ends
+            // here.
             self.under_way.truncate(self.batch.count - count);
             self.end();
             REFUSED_BY_DEVICE.into()

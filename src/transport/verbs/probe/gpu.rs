@@ -1,5 +1,5 @@
-//! Trying whether the first device reads and writes memory of a GPU, and whether the GPU sees what it has written, and
-//! what takes how long.
+//! Tries whether the first device reads and writes memory of a GPU, and whether the GPU sees the written data, and
+//! measures the times.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::transport::{Inline, Operation, WorkRequest};
 
 const NO_GPU: &str = "the transport has no GPU";
 
-/// Bytes of a version of the litmus.
+/// Bytes of a version in the litmus test.
 const VERSION_BYTES: usize = 64 << 10;
 
 /// Transfers between a device and memory of a GPU.
@@ -22,14 +22,14 @@ const VERSION_BYTES: usize = 64 << 10;
 pub struct GpuTransfers {
     /// Time of a WRITE from memory of the GPU to memory of the GPU.
     pub write: Duration,
-    /// The same of a READ.
+    /// The same for a READ.
     pub read: Duration,
-    /// True if all bytes came as they were.
+    /// True if all bytes arrived unchanged.
     pub are_intact: bool,
-    /// Versions that were written and announced, one after the other, and looked at by the GPU once the processor had
-    /// seen the word.
+    /// Versions that were written and announced, one after the other, and read by the GPU once the processor had seen
+    /// the word.
     pub versions: u64,
-    /// Those of them that were not whole.
+    /// The number of versions that were not whole.
     pub torn: u64,
 }
 
@@ -43,8 +43,8 @@ struct GpuLoopback<'a> {
 }
 
 impl Verbs {
-    /// Has the first device write `bytes` from the GPU of this transport to it, and read them, and then write versions
-    /// of 64 KiB for so long, each announced by a word.
+    /// Makes the first device write `bytes` from the GPU of this transport to the same GPU, and read them, and then
+    /// write versions of 64 KiB, each announced by a word, for the time `litmus`.
     ///
     /// # Errors
     /// The device does not reach the GPU, or a transfer fails; the text says which.
@@ -66,8 +66,8 @@ impl Verbs {
     }
 }
 
-/// Transfers of one length between the first device's own memory of the host and memory of the GPU, or of the host:
-/// what they take is measured.
+/// Transfers of one length between the first device's own host memory and memory of the GPU, or of the host, to
+/// measure their times.
 pub struct MeasuredTransfers {
     loopback: Loopback,
     on_gpu: GpuSlice,
@@ -75,7 +75,8 @@ pub struct MeasuredTransfers {
 }
 
 impl Verbs {
-    /// Registers memory of the GPU as the first request does that names it. Nothing is done if it is registered.
+    /// Registers memory of the GPU in the same way as the first request that names it. Does nothing if it is already
+    /// registered.
     ///
     /// # Errors
     /// The device does not reach the GPU, or does not register the memory; the text says which.
@@ -89,11 +90,11 @@ impl Verbs {
         }
     }
 
-    /// A connection of the first device with itself, for transfers of this memory of the GPU and of as much of the
-    /// host's.
+    /// Makes a connection of the first device with itself, for transfers of this GPU memory and of an equal amount of
+    /// host memory.
     ///
     /// # Errors
-    /// As [`register_tensor`](Self::register_tensor), or there is no such connection or memory.
+    /// As for [`register_tensor`](Self::register_tensor), or the connection or the memory cannot be made.
     #[doc(hidden)]
     pub fn transfers_to_measure(&self, memory: &GpuMemory) -> Result<MeasuredTransfers, String> {
         self.register_tensor(memory)?;
@@ -111,10 +112,10 @@ impl Verbs {
 }
 
 impl MeasuredTransfers {
-    /// The time of a WRITE or of a READ of all of it.
+    /// Carries out a WRITE or a READ of the whole memory, and returns its time.
     ///
     /// # Errors
-    /// The device does not carry it out.
+    /// The device does not complete the transfer.
     pub fn carry(&mut self, is_write: bool, is_on_gpu: bool) -> Result<Duration, String> {
         let (remote, streaming) = (self.loopback.remote[1], Streaming::ByLength);
         let (on_gpu, on_host) = (self.on_gpu.clone(), self.on_host.clone());
@@ -137,7 +138,7 @@ impl GpuLoopback<'_> {
             (0..bytes).map(|index| (index * 7 + round * 31 + index / 251) as u8).collect()
         };
         self.fill(&self.mine, &pattern(1))?;
-        // The first one sets the device up.
+        // The first transfer sets the device up.
         self.transfer(true, remote)?;
         let write = self.transfer(true, remote)?;
         let is_written = self.holds(&self.target, &pattern(1))?;
@@ -153,7 +154,8 @@ impl GpuLoopback<'_> {
         Ok(GpuTransfers { write, read, are_intact, versions, torn })
     }
 
-    /// A WRITE or READ of all of it, and the time until it is complete. Once this returns, a WRITE has arrived, too.
+    /// Carries out a WRITE or a READ of the whole memory, and returns the time until it is complete. Once this
+    /// returns, a WRITE has also arrived.
     fn transfer(&mut self, writes: bool, remote: RemoteSlice) -> Result<Duration, String> {
         let local = self.mine.whole();
         let begun = Instant::now();
@@ -169,15 +171,15 @@ impl GpuLoopback<'_> {
         Ok(took)
     }
 
-    /// Waits until memory has what was written there. A WRITE may be complete before that; a READ behind it of the same
-    /// memory is carried out after it.
+    /// Waits until the written data is in memory. A WRITE may be complete before that; a READ of the same memory that
+    /// is posted behind the WRITE is executed after it.
     fn arrive(&mut self, remote: RemoteSlice) -> Result<(), String> {
         let (local, remote) =
             (self.loopback.local.slice(0, 8).map_err(outside)?, remote.slice(0, 8).map_err(outside)?);
         self.loopback.run(Operation::Read { local, remote, streaming: Streaming::Never })
     }
 
-    /// Writes a version and its word; true if the GPU sees all of it once the processor has seen the word.
+    /// Writes a version and its word; true if the GPU sees the whole version once the processor has seen the word.
     fn announce(&mut self, version: u64, remote: RemoteSlice) -> Result<bool, String> {
         let bytes = vec![version as u8; VERSION_BYTES];
         self.fill(&self.mine, &bytes)?;
@@ -202,14 +204,14 @@ impl GpuLoopback<'_> {
         Ok(is_whole)
     }
 
-    /// Has the GPU copy these bytes to the begin of its memory.
+    /// Makes the GPU copy these bytes to the start of its memory.
     fn fill(&self, memory: &GpuMemory, bytes: &[u8]) -> Result<(), String> {
         self.host.as_volatile().subslice(0, bytes.len()).write(bytes);
         let (from, into) = self.ranges(memory, bytes.len())?;
         self.copy(GpuCopy::FromHost { from, into })
     }
 
-    /// Has the GPU copy the begin of its memory to the host, and compares it with these bytes.
+    /// Makes the GPU copy the start of its memory to the host, and compares it with these bytes.
     fn holds(&self, memory: &GpuMemory, bytes: &[u8]) -> Result<bool, String> {
         let (into, from) = self.ranges(memory, bytes.len())?;
         self.copy(GpuCopy::ToHost { from, into })?;

@@ -1,4 +1,4 @@
-//! Several rails under one connection: what goes on which, and what happens when one is lost.
+//! Several rails under one connection: the choice of the rail for each request, and the loss of a rail.
 
 use std::time::{Duration, Instant};
 
@@ -12,34 +12,34 @@ use crate::transport::{
     CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
 
-/// The bits of a request's number in the name by which a queue pair knows a part of it. Above them is the index of the
-/// queue pair that the part is for. If the rail of that one was lost, a queue pair of the first rail reports the part.
+/// The bits of a request's number in a queue pair's name for a part of it. Above them is the index of the queue pair
+/// that the part is for. If the rail of that queue pair was lost, a queue pair of the first rail reports the part.
 const NUMBER_BITS: u32 = 56;
 
-/// Looks at the least over which a rail was silent before it is given up.
+/// A rail is given up only if it was silent over at least so many calls.
 const LOOKS_LEAST: u32 = 16;
 
 const OVER: Disconnected = Disconnected { reason: "this connection over several rails is over" };
 
-/// The state that several queue pairs need.
+/// The state for several queue pairs.
 pub(in crate::transport::verbs) struct Striping {
     pub(super) striper: Striper,
-    /// All queue pairs by the striper's index: those for data of each rail, then those for READs, if there are any.
-    /// Those of a lost rail are gone.
+    /// All queue pairs by the striper's index: the pairs for data of each rail, then the pairs for READs, if there
+    /// are any. The pairs of a lost rail are none.
     pub(super) pairs: Vec<Option<PostingPair>>,
-    /// What differs on each rail beside the one that leads.
+    /// The state of each rail other than the leading one.
     pub(super) further: Vec<ExtraRail>,
     /// The shares of all rails.
     pub(super) shares: Shares,
     /// The length of the shortest request that is striped.
     pub(super) least: u64,
-    /// Whether parts of lost rails are to be completed before anything else goes on.
+    /// Whether parts of lost rails must be completed before other requests continue.
     pub(super) is_repeating: bool,
-    /// The lost rails that the owner has not heard of, a bit for each.
+    /// The lost rails that the owner does not know yet, a bit for each.
     pub(super) lost: u8,
-    /// The failed rails on which the peer did not answer, of which the owner has not heard.
+    /// The failed rails on which the peer did not answer and that the owner does not know yet.
     pub(super) unanswered: u8,
-    /// Those on which the peer takes nothing any more.
+    /// The rails on which the peer accepts no more requests.
     pub(super) closed: u8,
     /// The peer's grants, by their index: the name of each, and its rights.
     pub(super) grants: Vec<(RemoteKey, Access)>,
@@ -47,27 +47,27 @@ pub(in crate::transport::verbs) struct Striping {
     pub(super) is_over: bool,
 }
 
-/// A queue pair, and the requests that it is about to be given.
+/// A queue pair, and the requests that will be posted on it.
 pub(super) struct PostingPair {
     pub(super) initiator: Initiator,
     pub(super) outbox: Vec<WorkRequest>,
 }
 
-/// A rail beside the first.
+/// A rail other than the first.
 pub(super) struct ExtraRail {
     /// The keys of the peer's grants on this rail.
     pub(super) keys: Vec<u32>,
-    /// A word of the peer that is always readable, and where it is read to.
+    /// A local word, and a word of the peer that is always readable and is read into it.
     pub(super) sentinel: (LocalSlice, RemoteSlice),
-    /// The oldest request that was under way here at the last look.
+    /// The oldest request that was under way here at the last call.
     pub(super) oldest: Option<OldestRequest>,
-    /// The longest time that the device takes to find that the peer does not answer.
+    /// The longest time that the device needs to find that the peer does not answer.
     pub(super) gives_up_after: Duration,
-    /// What it carries, in Mbit/s; 0 if unknown.
+    /// The rail's speed in Mbit/s; 0 if unknown.
     pub(super) speed: u32,
 }
 
-/// A request that is under way, and waited for.
+/// A request that is under way and that others wait for.
 pub(super) struct OldestRequest {
     number: u64,
     looked: Instant,
@@ -95,7 +95,7 @@ impl Striping {
         if self.is_over {
             return Err(OVER.into());
         }
-        // No queue pair has more under way than the striper has taken in, but for the parts of lost rails.
+        // No queue pair has more parts under way than the striper has accepted, except for the parts of lost rails.
         let free = if self.is_repeating { 0 } else { self.striper.free() };
         if parts > free {
             return Err(PostError::QueueFull { free, batch: parts });
@@ -116,7 +116,7 @@ impl Striping {
     /// The kind of queue pair that serves a request.
     fn lane(&self, request: &WorkRequest) -> Lane {
         match &request.operation {
-            // A forged key goes where all others do, to be refused there.
+            // A request with a forged key goes on the pair for data, where the peer's device refuses it.
             Operation::Read { remote, .. } | Operation::ReadToGpu { remote, .. } => {
                 match self.grants.get(index_of(remote.key)) {
                     Some((name, access)) if *name == remote.key && access.is_read_only() => Lane::Reads,
@@ -133,7 +133,7 @@ impl Striping {
         self.pair(index).outbox.push(named(request, index, number));
     }
 
-    /// The index of the grant that a request is about, if all rails may carry parts of it.
+    /// The index of the grant that a request names, if all rails may carry parts of the request.
     fn grant_to_stripe(&self, request: &WorkRequest) -> Option<usize> {
         let (remote, writes) = match &request.operation {
             Operation::Write { remote, .. } | Operation::WriteFromGpu { remote, .. } => (remote, true),
@@ -141,14 +141,14 @@ impl Striping {
             _ => return None,
         };
         if request.flags.contains(Flags::NOTIFY) {
-            // The peer's owner is not to be woken before all of it is there.
+            // The peer's owner must not wake before all parts have arrived.
             return None;
         }
-        // Where the range is not aligned, cuts would go through words.
+        // If the range is not aligned, the cuts would split words.
         if remote.len < self.least || !remote.offset.is_multiple_of(8) {
             return None;
         }
-        // A forged key goes on the first rail, to be refused there.
+        // A request with a forged key goes on the first rail, where the peer's device refuses it.
         let index = index_of(remote.key);
         let (name, access) = self.grants.get(index)?;
         (*name == remote.key && (access.contains(Access::RELAXED) || !writes)).then_some(index)
@@ -165,9 +165,9 @@ impl Striping {
                 let (range, key) = (remote_of(&mut part.operation), RemoteKey(keys[grant].into()));
                 range.into_iter().for_each(|remote| remote.key = key);
                 if matches!(part.operation, Operation::Write { .. } | Operation::WriteFromGpu { .. }) {
-                    // An adapter acknowledges a write before memory has it, and only what comes through the same
-                    // adapter is sure to come after it. A READ pushes it there: its completion is what the first rail
-                    // waits for.
+                    // An adapter acknowledges a write before the data is in memory, and only later requests through
+                    // the same adapter are sure to come after the write. A READ pushes the data to memory: the first
+                    // rail waits for the READ's completion.
                     part.flags = Flags::empty();
                     let (local, remote) = (local.clone(), *remote);
                     let operation = Operation::Read { local, remote, streaming: Streaming::Never };
@@ -180,7 +180,7 @@ impl Striping {
         }
     }
 
-    /// The part of one of these rails of a request that is striped over them, as the first rail would carry it out.
+    /// One rail's part of a request that is striped over these rails, in the form for the first rail.
     #[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
     fn part(&self, request: &WorkRequest, rails: u8, rail: usize) -> WorkRequest {
         let mut part = request.clone();
@@ -203,8 +203,8 @@ impl Striping {
         part
     }
 
-    /// Gives each queue pair what it is to be given. If the first rail does not take it, the connection is over; if
-    /// another one does not, that rail is lost.
+    /// Posts the outbox of each queue pair. If the first rail does not accept the requests, the connection is over;
+    /// if another rail does not, that rail is lost.
     fn ring(&mut self) {
         let (rails, mut refused) = (self.rails(), 0u8);
         for (index, pair) in self.pairs.iter_mut().enumerate() {
@@ -232,14 +232,15 @@ impl Striping {
         }
     }
 
-    /// Takes what the devices have completed, and gives them what was held until then. False if nothing was.
+    /// Takes the devices' completions, and posts the requests that were held until then. False if there were no
+    /// completions.
     pub(super) fn advance(&mut self) -> bool {
         let (mut has_any, rails) = (false, self.rails());
         for (index, pair) in self.pairs.iter_mut().enumerate() {
             let Some(PostingPair { initiator, .. }) = pair else { continue };
             while let Some(WorkCompletion { id, result }) = initiator.poll() {
                 has_any = true;
-                // What was lost with its rail is not complete.
+                // A part that was lost with its rail is not complete.
                 let is_lost = result.is_err() && !self.is_over && index % rails > 0 && !is_refused(initiator);
                 if !is_lost {
                     let (part, number) = part_and_number(id);
@@ -256,12 +257,12 @@ impl Striping {
                 while let Some((number, lane, request)) = self.striper.release() {
                     self.give_first(number, lane, request);
                 }
-                // If it cannot be posted, the connection is over, and the next call says so.
+                // If the requests cannot be posted, the connection is over, and the next call says so.
                 self.ring();
             }
             return has_any;
         }
-        // What a device never took does not come back from it.
+        // A device reports no completion for a request that it never accepted.
         let mut has_lost = false;
         for index in 0..self.pairs.len() {
             // The parts of a lost rail come back from the first one.
@@ -272,7 +273,7 @@ impl Striping {
         has_any | has_lost
     }
 
-    /// Gives up the rails of queue pairs that have failed. If that is the first one, or a peer has refused a request,
+    /// Gives up the rails of queue pairs that have failed. If the first rail failed, or a peer has refused a request,
     /// the connection is over.
     fn lose_failed_rails(&mut self) {
         if self.is_over {
@@ -288,7 +289,7 @@ impl Striping {
         }
         if failed & 1 != 0 {
             let failures = || self.pairs.iter().flatten().filter_map(|pair| pair.initiator.failure());
-            // A refusal has to be told to the peer, whatever else has failed.
+            // The peer must learn of a refusal, even if other requests have also failed.
             let refusal = failures().find(|error| *error == CompletionError::RemoteAccess);
             self.failure = refusal.or(failures().find(|error| *error != CompletionError::Flushed));
             return self.end();
@@ -296,8 +297,8 @@ impl Striping {
         self.lose_rails(failed);
     }
 
-    /// A device tells of each request in the end, in success or in error. Soft-RoCE at times does not, where a link
-    /// goes down: it neither asks again nor gives up. What waits for that rail would wait for ever.
+    /// A device should complete each request, in success or in error. Soft-RoCE sometimes does not when a link goes
+    /// down: it neither retries nor gives up. Requests that wait for that rail would never continue.
     pub(super) fn lose_silent_rails(&mut self) {
         let mut silent = 0u8;
         for (further, rail) in self.further.iter_mut().zip(1..) {
@@ -311,7 +312,7 @@ impl Striping {
                 Some(oldest) if oldest.number == number => oldest,
                 other => other.insert(new),
             };
-            // A process that was stopped has not waited.
+            // Each interval counts only up to this bound: a process that was stopped has not waited.
             oldest.waited += (looked - oldest.looked).min(further.gives_up_after / LOOKS_LEAST);
             oldest.looked = looked;
             let beyond = oldest.waited.checked_sub(further.gives_up_after);
@@ -353,8 +354,8 @@ impl Striping {
     /// Repeats the parts of lost rails on the first one, as far as it has room.
     #[cold]
     fn repeat_lost_parts(&mut self) {
-        // A packet of a lost rail that is still on its way must not find its queue pair: it would come after the part
-        // was repeated, and after its slot was filled again.
+        // A packet of a lost rail that is still on its way must not find its queue pair: it would arrive after the
+        // part was repeated, and after its slot was filled again.
         let closed = if mutant!("rail_repeats_at_once") { u8::MAX } else { self.closed };
         while let Some(lost) = self.striper.lost_part(closed) {
             let LostPart { part, number, lane, rail, request, rails } = &lost;
@@ -399,7 +400,7 @@ fn is_refused(initiator: &Initiator) -> bool {
     initiator.failure() == Some(CompletionError::RemoteAccess)
 }
 
-/// The peer's range of what can be striped.
+/// The peer's range of an operation that can be striped.
 fn remote_of(operation: &mut Operation) -> Option<&mut RemoteSlice> {
     match operation {
         Operation::Write { remote, .. }
@@ -410,7 +411,7 @@ fn remote_of(operation: &mut Operation) -> Option<&mut RemoteSlice> {
     }
 }
 
-/// The same request, told of, by the name of its part for the queue pair of this index.
+/// The same request, signalled, with the name of its part for the queue pair of this index.
 fn named(request: WorkRequest, part: usize, number: u64) -> WorkRequest {
     let id = WorkRequestId((part as u64) << NUMBER_BITS | number);
     WorkRequest { id, flags: request.flags | Flags::SIGNALLED, ..request }
