@@ -68,7 +68,7 @@ pub enum ChannelError {
         /// The other side.
         address: SocketAddr,
     },
-    /// A message is longer than what was agreed.
+    /// A message is longer than the agreed limit.
     #[error("a message of {bytes} bytes is too long: at most {limit} are taken")]
     Oversized {
         /// Its length.

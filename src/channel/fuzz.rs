@@ -1,5 +1,5 @@
-//! The greeting and sealed messages between two honest sides, with an attacker in between that does what the bytes
-//! say.
+//! The greeting and sealed messages between two honest sides, with an attacker in between whose actions are the bytes
+//! of the input.
 
 use super::greeting::{Agreed, Greeting, GreetingStep, OPENING_BYTES};
 use super::session::{HEADER_BYTES, Session, body_bytes};
@@ -7,7 +7,7 @@ use super::{Identity, Purpose, Secret};
 
 /// Passes a message of the handshake on as it is. This and the next three are the actions of the attacker.
 const PASS: u8 = 0;
-/// Changes some bytes: their number, then for each its position and what is flipped.
+/// Changes some bytes: their number, then for each its position and the bits to flip.
 const CHANGE: u8 = 1;
 /// Says something else instead: 64 bytes.
 const REPLACE: u8 = 2;
@@ -21,7 +21,7 @@ const UNAUTHENTICATED: u8 = 1;
 const OPEN: u8 = 2;
 /// They mean different things by the connection.
 const MIXED_UP: u8 = 4;
-/// The client has a reader's secret, made of the one that it would have.
+/// The client has a reader's secret, derived from its own secret.
 const READER: u8 = 8;
 
 struct Script<'a>(&'a [u8]);
@@ -94,7 +94,7 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
         match sides[to].receive(&delivered) {
             Ok(GreetingStep::Answer(answer)) => (message, from) = (answer, to),
             Ok(GreetingStep::Done(answer, with)) => {
-                // The client opens first. Whether the server does is up to what it hears then.
+                // The client opens first. Whether the server opens depends on its next message.
                 assert!(honest && may_open, "opened to one that is not the peer");
                 assert_eq!((with.peer, with.reads_only), (who[1 - to], reads && to == 1));
                 agreed[to] = Some(with);
@@ -153,7 +153,7 @@ pub(super) fn sessions() -> [Session; 2] {
     [at_client.session, at_server.session]
 }
 
-/// Sealed messages whose order and bytes the attacker changes: what is opened is what was sealed, in its order.
+/// Sealed messages whose order and bytes the attacker changes: the opened messages are the sealed ones, in order.
 pub(crate) fn fuzz_sealed(bytes: &[u8]) {
     let mut script = Script(bytes);
     let [mut sending, mut receiving] = sessions();

@@ -9,7 +9,8 @@ use super::{CHANNEL_VERSION, ChannelError, Identity, Purpose, Secret};
 /// The Noise protocol. Its name is hashed into each handshake.
 const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 
-/// That of a reader: the owner proves that it knows a private key which no reader knows. Its messages are as long.
+/// The pattern of a reader: the owner proves that it knows a private key which no reader knows. Its messages are as
+/// long.
 const NOISE_OF_READERS: &str = "Noise_NKpsk0_25519_ChaChaPoly_SHA256";
 
 /// In the purpose of a hello and of its welcome: the client knows a reader's secret.
@@ -278,7 +279,7 @@ fn silent(error: ChannelError) -> Failed {
     Failed { error, answer: None }
 }
 
-/// The protocol and its inputs are fixed, so what can fail here is the random source.
+/// The protocol and its inputs are fixed, so only the random source can fail here.
 fn cannot_begin(error: snow::Error) -> ChannelError {
     ChannelError::NoRandom(error.to_string())
 }

@@ -1,12 +1,12 @@
 //! Channels: framed, encrypted and mutually authenticated messages over TCP. Nothing is said before both sides have
 //! proved that they may talk.
 //!
-//! Both sides know a [`Secret`]. The handshake is that of the Noise protocol framework, by the crate `snow`:
+//! Both sides know a [`Secret`]. The handshake is one of the Noise protocol framework, by the crate `snow`:
 //! `Noise_NNpsk0_25519_ChaChaPoly_SHA256` with the SHA-256 of the secret as its pre-shared key. The client's first
 //! message proves that it knows the secret, the server's answer that it does too, and the client's confirmation that
 //! its first message was not a recorded one. From then on every message is encrypted under keys that only this
-//! conversation has, and what was damaged, cut, repeated, moved or sent back is noticed. The keys come from fresh
-//! Diffie-Hellman keys as well as from the secret: a process that records a conversation and learns the secret
+//! conversation has, and a message that was damaged, cut, repeated, moved or sent back is noticed. The keys come from
+//! fresh Diffie-Hellman keys as well as from the secret: a process that records a conversation and learns the secret
 //! later cannot read it.
 //!
 //! Without a secret both ends must be loopback addresses: every process of the host is let in, and no other one. No
@@ -18,9 +18,9 @@
 //! versions refuse each other by name. They are the prologue of the handshake, so that no attacker can change them
 //! unseen. Version 1 had a challenge and response of its own, and encrypted nothing.
 //!
-//! What two sides say on the socket after their last message, in a format of their own, is theirs to protect. For a
-//! purpose that wants it encrypted, both take keys for it that are derived from those of the session, so that no two
-//! conversations have the same.
+//! The two sides themselves protect the bytes that they send on the socket after their last message, in a format of
+//! their own. For a purpose with encryption both derive keys for these bytes from the keys of the session, so that no
+//! two conversations have the same keys.
 //!
 //! An unauthenticated peer can make this side hold one message of 64 bytes and no more. A peer that does not know
 //! the secret costs this side a few hashes and no Diffie-Hellman operation, unless it claims to be a reader where
@@ -98,7 +98,7 @@ pub enum Purpose {
     Verbs = 3,
     /// The other side of a measurement.
     Measurement = 4,
-    /// Memory of a peer over TCP, with all that follows the handshake encrypted.
+    /// Memory of a peer over TCP, with all bytes after the handshake encrypted.
     EncryptedTransport = 5,
 }
 

@@ -14,8 +14,8 @@ use snow::resolvers::{CryptoResolver, DefaultResolver};
 
 use crate::diagnostic::{Diagnostic, remedy_of};
 
-/// Shorter ones can be tried out, even random ones. Longer ones that a person chose may be, too: the key is one SHA-256
-/// of the text, and a recorded greeting is enough to try secrets against.
+/// Shorter secrets can be found by trying, even random ones. So can longer secrets that a person chose: the key is one
+/// SHA-256 of the text, and a recorded greeting is enough to try secrets against.
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 4096;
 
@@ -46,7 +46,7 @@ pub struct Secret {
     encrypts: bool,
 }
 
-/// What a secret is good for.
+/// The rights that a secret gives.
 #[derive(Clone, PartialEq, Eq)]
 enum Opens {
     /// Everything.
@@ -246,7 +246,7 @@ impl Secret {
     ///
     /// # Errors
     /// The file cannot be opened or read as text ([`SecretError::Unreadable`]); it belongs to another user, or other
-    /// users have a right to it ([`SecretError::Exposed`]); those of [`from_text`](Self::from_text).
+    /// users have a right to it ([`SecretError::Exposed`]); the errors of [`from_text`](Self::from_text).
     pub fn from_file(path: &Path) -> Result<Secret, SecretError> {
         let unreadable = |source| SecretError::Unreadable { path: path.to_owned(), source };
         let file = std::fs::File::open(path).map_err(unreadable)?;
@@ -262,12 +262,12 @@ impl Secret {
     }
 
     /// From the environment: the file that `SLACKLINE_SECRET_FILE` names, or the text in `SLACKLINE_SECRET`; none where
-    /// neither is set. With `SLACKLINE_TCP_ENCRYPT=1` it is one that [encrypts](Self::encrypting).
+    /// neither is set. With `SLACKLINE_TCP_ENCRYPT=1` the secret [encrypts](Self::encrypting).
     ///
     /// # Errors
-    /// Those of [`from_file`](Self::from_file) and of [`from_text`](Self::from_text); `SLACKLINE_SECRET` is not UTF-8
-    /// ([`SecretError::NotText`]); `SLACKLINE_TCP_ENCRYPT` is neither 1 nor 0 ([`SecretError::Unclear`]), or is 1
-    /// without a secret ([`SecretError::NoneToEncrypt`]).
+    /// The errors of [`from_file`](Self::from_file) and of [`from_text`](Self::from_text); `SLACKLINE_SECRET` is not
+    /// UTF-8 ([`SecretError::NotText`]); `SLACKLINE_TCP_ENCRYPT` is neither 1 nor 0 ([`SecretError::Unclear`]), or is
+    /// 1 without a secret ([`SecretError::NoneToEncrypt`]).
     pub fn from_environment() -> Result<Option<Secret>, SecretError> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let secret = match (variable("SLACKLINE_SECRET_FILE"), variable(TEXT)) {

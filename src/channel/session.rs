@@ -5,7 +5,7 @@
 //! body                the payload in pieces of at most 65519 bytes, each encrypted
 //! ```
 //!
-//! Each of them is a transport message of Noise, and 16 bytes longer than what it holds: its tag covers its number in
+//! Each of them is a transport message of Noise, and 16 bytes longer than its content: its tag covers its number in
 //! its direction, so that nothing can be changed, cut, repeated, moved or sent back.
 
 use sha2::{Digest, Sha256};
@@ -27,7 +27,7 @@ pub(super) struct Session {
     data_keys: Option<DataKeys>,
 }
 
-/// The keys of what two sides say on their socket after the conversation, one for each direction.
+/// The keys for the bytes on the socket after the conversation, one for each direction.
 #[derive(Clone)]
 pub(crate) struct DataKeys {
     pub(crate) send: [u8; 32],
@@ -35,7 +35,7 @@ pub(crate) struct DataKeys {
 }
 
 impl DataKeys {
-    /// Derives the keys from those of a session whose handshake is over.
+    /// Derives the keys from the keys of a session whose handshake is over.
     fn of(handshake: &mut HandshakeState) -> DataKeys {
         let (client, server) = handshake.dangerously_get_raw_split();
         let (client, server) = (data_key(&client), data_key(&server));
@@ -53,7 +53,7 @@ impl Session {
         Ok(Session { noise: Box::new(handshake.into_transport_mode()?), data_keys })
     }
 
-    /// Returns the keys for what follows the conversation, if its purpose has any.
+    /// Returns the keys for the bytes after the conversation, if its purpose has any.
     pub(super) fn data_keys(&self) -> Option<&DataKeys> {
         self.data_keys.as_ref()
     }
@@ -68,7 +68,7 @@ impl Session {
         self.noise.write_message(piece, &mut bytes[begin..]).expect("a piece fits a message of Noise");
     }
 
-    /// Appends to `bytes` what `sealed` holds, if it is the other side's next piece.
+    /// Appends the content of `sealed` to `bytes`, if it is the other side's next piece.
     pub(super) fn read(&mut self, sealed: &[u8], bytes: &mut Vec<u8>) -> Result<(), ChannelError> {
         let begin = bytes.len();
         bytes.resize(begin + sealed.len().checked_sub(TAG_BYTES).ok_or(ChannelError::Damaged)?, 0);
@@ -106,7 +106,7 @@ impl Session {
     }
 }
 
-/// Derives a key for other messages than those of the session: it tells nothing of the session's own key.
+/// Derives a key for messages outside of the session: it reveals nothing about the session's own key.
 fn data_key(key: &[u8; 32]) -> [u8; 32] {
     Sha256::new().chain_update(b"slackline data key\0").chain_update(key).finalize().into()
 }

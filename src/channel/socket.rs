@@ -101,8 +101,8 @@ fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepts a connection in one system call, so that one that comes to nothing costs little: Linux hands a listener's
-/// options down to the connections that it accepts.
+/// Accepts a connection in one system call, so that a useless connection costs little: on Linux accepted connections
+/// inherit the listener's options.
 pub(super) fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
     let (socket, address) = rustix::net::acceptfrom_with(listener, FLAGS)?;
     let address = address.ok_or(Errno::CONNABORTED)?;
@@ -118,7 +118,7 @@ pub(super) fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Sends at once what is to be sent, and says within which time the system finds out that a peer is gone.
+/// Makes the system send at once, and sets the time within which it finds out that a peer is gone.
 fn tune(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;
@@ -150,9 +150,10 @@ pub fn allow_silence(socket: impl AsFd, silence: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the system send what this socket says before what others of this host send, or in its turn. A question that
-/// waits behind the host's own bulk data waits for a whole queue. Queueing disciplines with bands go by it, such as
-/// `pfifo_fast`; those that take flows in turn need no telling. Nothing is marked on the wire.
+/// Lets the system send the bytes of this socket before the bytes of other sockets of this host, or in turn. A question
+/// that waits behind the host's own bulk data waits for a whole queue. Queueing disciplines with bands use the
+/// priority, such as `pfifo_fast`; disciplines that serve flows in turn do not need it. Nothing is marked on the
+/// wire.
 pub fn send_first(socket: impl AsFd, is_first: bool) -> io::Result<()> {
     let priority = if is_first { INTERACTIVE } else { BEST_EFFORT };
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PRIORITY, priority)
@@ -182,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads what is set.
+    /// Reads the current settings.
     fn options(socket: &TcpStream) -> (bool, bool, Duration, Duration, u32, u32) {
         (
             sockopt::tcp_nodelay(socket).unwrap(),

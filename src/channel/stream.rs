@@ -60,7 +60,7 @@ enum StreamState {
 }
 
 impl Channel {
-    /// Begins to connect. Does not wait: [`poll`](Self::poll) says what became of it.
+    /// Begins to connect. Does not wait: [`poll`](Self::poll) returns the outcome.
     pub fn connect(address: SocketAddr, terms: &ChannelTerms) -> Result<Channel, ChannelError> {
         loopback_without_secret(address, terms)?;
         let stream = dial(address).map_err(ChannelError::system("connect"))?;
@@ -114,10 +114,10 @@ impl Channel {
         }
     }
 
-    /// Moves everything on as far as it goes without waiting, and takes the next message if there is one.
+    /// Makes all progress that needs no waiting, and takes the next message if there is one.
     ///
-    /// Never reads past the end of a message: what follows is left to the code that takes the
-    /// socket (`into_socket`). After an error the channel is of no more use.
+    /// Never reads past the end of a message: the bytes behind it are left to the code that takes the socket
+    /// (`into_socket`). After an error the channel is of no more use.
     pub fn poll(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         let result = self.advance();
         self.fail_after(result)
@@ -244,21 +244,21 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends what waits, as far as it fits, and reads nothing.
+    /// Sends waiting bytes, as far as they fit, and reads nothing.
     pub(crate) fn flush(&mut self) -> Result<(), ChannelError> {
         while self.sent < self.outbox.len() {
             match self.socket.write(&self.outbox[self.sent..]) {
                 Ok(0) => return Err(ChannelError::Closed { when: "by the peer" }),
                 Ok(bytes) => self.sent += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // A peer to which there is always more to say would keep all that it was ever told.
+                    // Otherwise the buffer of a peer with ever more messages would keep all sent bytes.
                     if self.sent > self.outbox.len() / 2 {
                         self.outbox.drain(..std::mem::take(&mut self.sent));
                     }
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // What the peer said before it closed is worth reading first.
+                // The peer's last messages before it closed are worth reading first.
                 Err(error) if is_gone(&error) => {
                     self.sent = self.outbox.len();
                 }
@@ -347,8 +347,8 @@ impl Channel {
         self.socket.local_addr()
     }
 
-    /// The keys of what follows on the bare socket, if the purpose of the channel has any and both sides have proved
-    /// that they know the secret.
+    /// The keys for the bytes on the bare socket, if the purpose of the channel has any and both sides have proved that
+    /// they know the secret.
     pub(crate) fn data_keys(&self) -> Option<&DataKeys> {
         match &self.state {
             StreamState::Open { session, .. } => session.data_keys(),
@@ -356,7 +356,7 @@ impl Channel {
         }
     }
 
-    /// The bare socket, which does not block, for whatever the two sides have agreed to say next. To be taken when
+    /// The bare socket, which does not block, for the format that the two sides have agreed on. To be taken when
     /// this side is [flushed](Self::is_flushed) and between two messages of the other.
     pub(crate) fn into_socket(self) -> ChannelSocket {
         self.socket

@@ -1,4 +1,4 @@
-//! Claims about channels: which peers are let in, what is noticed, and how much an unauthenticated peer can cost.
+//! Claims about channels: which peers are accepted, which attacks are noticed, and the cost of an unauthenticated peer.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -95,8 +95,8 @@ fn a_reader_is_known_as_one_and_opens_nothing_but_memory() {
     }
 }
 
-/// Who knows the reader's secret has the key that both sides share. What a publisher answers with beside it is not in
-/// there.
+/// An attacker that knows the reader's secret has the key that both sides share. The publisher's own key, by which it
+/// answers, cannot be derived from that secret.
 #[test]
 fn a_reader_cannot_pass_for_an_owner() {
     let job = secret("a secret that both know");

@@ -131,13 +131,13 @@ impl Decisions {
         self.end
     }
 
-    /// Appends an entry, unless that overwrites one that is still to be taken: all before `taken` are taken.
+    /// Appends an entry, unless that overwrites an entry that is still to be taken: all before `taken` are taken.
     pub fn append(&mut self, decision: Decision, taken: u64) -> bool {
         if self.end.saturating_sub(taken) >= ENTRIES {
             return false;
         }
         let at = LINE + (self.end % ENTRIES) as usize * ENTRY;
-        // A follower that was let go may still read the entry that is overwritten here. It looks at its line after
+        // A follower that was evicted may still read the entry that is overwritten here. It looks at its line after
         // that. If it has found any word of the new entry, it finds in its line that it is no member any more.
         fence(Release);
         let memory = self.region.as_volatile();
@@ -203,7 +203,7 @@ pub struct DecisionReader {
     state: ReadStep,
     outstanding: u32,
     failed: Option<CompletionError>,
-    /// Looks that were begun, and the latest of those that found nothing new.
+    /// Looks that were begun, and the latest look that found nothing new.
     looks: u64,
     settled: u64,
 }
@@ -261,7 +261,7 @@ impl DecisionReader {
         }
     }
 
-    /// Goes as far as it can without waiting, and hands what it has read to `take`. True if it got anywhere.
+    /// Makes progress without waiting, and hands the decisions that it has read to `take`. True if it made some.
     pub fn advance(
         &mut self,
         endpoint: &mut impl Endpoint,
@@ -302,7 +302,7 @@ impl DecisionReader {
                 Ok(new > 0)
             }
             ReadStep::Wanted(new) => {
-                // Up to the end of the ring at most: what lies behind it comes with the next look.
+                // Up to the end of the ring at most: entries behind it come with the next look.
                 let first = self.next % ENTRIES;
                 let count = new.min(BATCH).min(ENTRIES - first);
                 let at = LINE as u64 + first * ENTRY as u64;
@@ -330,8 +330,8 @@ impl DecisionReader {
         }
     }
 
-    /// Reads the own line after what is read before: while it speaks to this follower, nothing that it had to take was
-    /// overwritten, and no other incarnation of the decider has answered.
+    /// Reads the own line after the earlier reads: while the line belongs to this follower, no entry that it had to
+    /// take was overwritten, and no other incarnation of the decider has answered.
     fn look_at_line(&self) -> Result<WorkRequest, OutOfBounds> {
         let mut line = WorkRequest::signalled(FOLLOW_TAG, self.read(LINE, self.line)?);
         line.flags |= Flags::FENCE;

@@ -142,8 +142,8 @@ impl Deltas {
         self.region.as_volatile().subslice((2 * usize::from(slot) + line) * LINE, LINE)
     }
 
-    /// Begins the difference from one payload to another: what is encoded is told by
-    /// [`set_written`](Self::set_written) before the version is committed.
+    /// Begins the difference from one payload to another: [`set_written`](Self::set_written) records the encoded bytes
+    /// before the version is committed.
     pub(super) fn begin(&mut self, before: LocalSlice, after: LocalSlice, version: Version) -> PendingDelta {
         self.written = None;
         let line = self.line(self.next, 0);
@@ -220,7 +220,7 @@ impl PendingDelta {
     }
 }
 
-/// Applies whatever `bytes` are to a version: its unit, its length, and the difference.
+/// Applies arbitrary `bytes` to a version: its unit, its length, and the difference.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_delta(bytes: &[u8]) {
     use crate::kernel::apply_delta;
@@ -229,7 +229,7 @@ pub(crate) fn fuzz_delta(bytes: &[u8]) {
     if apply_delta(VolatileSlice::from_ref(delta), VolatileSlice::from_mut(&mut held), unit).is_err() {
         return;
     }
-    // What it makes of a version of zeros is what the difference between the two makes, too.
+    // The result on a version of zeros equals the result of the difference between the two.
     let (zeros, mut again, mut out) =
         (vec![0; held.len()], vec![0; held.len()], vec![0; 2 * held.len() + 20]);
     let (from, to) = (VolatileSlice::from_ref(&zeros), VolatileSlice::from_ref(&held));

@@ -39,8 +39,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The first `chunks` chunks are whole; all that was stored into them comes before this. Never goes back, so that
-    /// several threads may say it, and a late one that belongs to an abandoned attempt says nothing.
+    /// The first `chunks` chunks are whole; all stores into them precede this one. The count never goes back, so that
+    /// several threads may raise it, and a late thread of an abandoned attempt has no effect.
     pub fn raise(&self, chunks: usize) {
         self.word.as_volatile().raise(0, landed_word(self.sequence, chunks));
     }
@@ -64,7 +64,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Lays out a zeroed control page, and frame 0 as version 0: its payload is whatever `payload` holds there.
+    /// Lays out a zeroed control page, and frame 0 as version 0: its payload is the current content of `payload`.
     ///
     /// # Panics
     /// If the regions are shorter than the layout needs or the geometry is not sound; both are the owner's own.
@@ -123,8 +123,8 @@ impl Frames {
         self.deltas.as_ref()
     }
 
-    /// Begins the difference from the latest version to the one that is whole in `frame`, which is then committed;
-    /// `None` where none are kept, as on a GPU.
+    /// Begins the difference from the latest version to the whole version in `frame`, which is then committed; `None`
+    /// where no differences are kept, as on a GPU.
     pub fn begin_delta(&mut self, frame: u8, version: Version) -> Option<PendingDelta> {
         let (before, after) = (self.host_payload(self.latest.frame)?, self.host_payload(frame)?);
         Some(self.deltas.as_mut()?.begin(before, after, version))
@@ -248,8 +248,8 @@ impl Frames {
         memory.store(header_at + FrameHeader::SEQUENCE, odd, Relaxed);
         // Dekker's pattern with `Pins::hold`: here the sequence is stored and the pins are loaded, there the pin is
         // stored and the sequence loaded, with a full fence between store and load on both sides, so that at least
-        // one of the two sees the other. The same fence keeps the payload's stores (whatever stores them: a CPU, past
-        // its caches or not) behind the odd sequence.
+        // one of the two sees the other. The same fence keeps the payload's stores (by a CPU, past its caches or not)
+        // behind the odd sequence.
         if !mutant!("begin_fence") {
             fence(SeqCst);
         }
@@ -274,7 +274,7 @@ impl Frames {
         true
     }
 
-    /// Begins the frame that is being written from the start again: what followers have copied of it is void.
+    /// Begins to write the frame from the start again: the chunks that followers have copied are void.
     pub fn restart(&mut self, frame: u8, version: Version) {
         assert_ne!(frame, self.latest.frame, "the latest frame is never written");
         if mutant!("restart") {
@@ -285,8 +285,8 @@ impl Frames {
         debug_assert!(marked);
     }
 
-    /// Gives up a frame that is being written: what it holds becomes no version, the latest stays the latest, and
-    /// another frame may be begun for the same version.
+    /// Gives up a frame that is being written: its content becomes no version, the latest stays the latest, and another
+    /// frame may be begun for the same version.
     pub fn abandon(&mut self, frame: u8) {
         assert_ne!(frame, self.latest.frame, "the latest frame is never written");
         let memory = self.control.as_volatile();
@@ -413,7 +413,7 @@ impl Frames {
         self.peer_line(peer).store(peer_line::CONSUMED, clock.get(), ordering!("consumed_release", Release));
     }
 
-    /// Asks a worker to abandon what it computes on any version before the latest.
+    /// Asks a worker to abandon a computation on any version before the latest.
     pub fn interrupt(&self, peer: u16) {
         // After the commit of the version that it names, so that a worker which sees the word finds that version.
         self.peer_line(peer).store(peer_line::INTERRUPT, self.latest.version.get(), Release);
@@ -428,7 +428,7 @@ impl Frames {
         self.control.as_volatile().store(self.layout.included(frame, peer), clock.get(), Relaxed);
     }
 
-    /// Says what `frame`, which is being written, is to its readers.
+    /// Sets the label of `frame`, which is being written, for its readers.
     pub fn set_label(&self, frame: u8, label: FrameLabel) {
         // Between the sequence's marks, as the payload is.
         let line = self.control.as_volatile().subslice(self.layout.label(frame), LINE);
@@ -453,7 +453,7 @@ impl Frames {
     }
 }
 
-/// Returns whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next
+/// Returns whether a pin word names `frame`. Acquire: the reader's loads before it released the pin precede the next
 /// write.
 pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
     word.load(0, ordering!("pins_acquire", Acquire)) & !inbox::COPIES == u64::from(frame) + 1

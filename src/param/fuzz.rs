@@ -10,7 +10,7 @@ const SLOTS: u16 = 2;
 const GEOMETRY: SlotGeometry =
     SlotGeometry { slots: SLOTS, encoding: Encoding::F32, elements: 16, chunk_elements: 16 };
 
-/// Takes whatever `bytes` are for each header, and for the page of a worker with its slots behind it.
+/// Decodes arbitrary `bytes` as each header, and as the page of a worker with its slots behind it.
 pub(crate) fn fuzz_words(bytes: &[u8]) {
     let words: [u64; 8] = std::array::from_fn(|index| {
         let word = bytes.as_chunks().0.get(index).copied();
@@ -36,7 +36,7 @@ fn region(bytes: usize) -> MemoryRegion {
     MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ())
 }
 
-/// Asks of a worker's page all that its server asks.
+/// Calls every method on a worker's page that its server calls.
 fn take_page(bytes: &[u8]) {
     let (page, slots) = (region(PeerInbox::page_bytes(SLOTS)), region(GEOMETRY.bytes() as usize));
     let inbox = PeerInbox::new(page.clone(), Some((slots.clone().into(), GEOMETRY)), Clock::new(0));

@@ -117,7 +117,7 @@ pub struct GroupHello {
     pub checksums: bool,
 }
 
-/// Tells a member's message from those of workers and readers.
+/// Tells a member's message from the messages of workers and readers.
 const TAG: [u8; 5] = *b"group";
 
 impl GroupHello {
@@ -262,7 +262,8 @@ impl GroupInbox {
         vec![self.page.whole(), self.areas.whole()]
     }
 
-    /// Rounds before this one are over for the other member. What it wrote of them, and no more, is there from then on.
+    /// Rounds before this one are over for the other member. All its writes of these rounds are visible from then on,
+    /// and it makes no more.
     pub fn through(&self) -> u64 {
         self.page.as_volatile().load(THROUGH, Acquire)
     }
@@ -284,7 +285,7 @@ impl GroupInbox {
         Ranks(std::array::from_fn(|index| line.load(index * 8, Relaxed)))
     }
 
-    /// Header of an area, if what is in it is whole.
+    /// Header of an area, if its content is whole.
     pub fn header(&self, area: GroupArea) -> Option<PartHeader> {
         let line = self.page.as_volatile().subslice(area.header(), LINE);
         // Acquire: the rest of the header and the payload were written before.
@@ -321,7 +322,7 @@ impl GroupInbox {
         self.areas.as_volatile().subslice(area as usize * bytes, bytes)
     }
 
-    /// Returns whether all that was read of an area since its header said `sequence` belonged to it.
+    /// Returns whether all bytes that were read of an area since its header said `sequence` belonged to that part.
     pub fn is_still(&self, area: GroupArea, sequence: u64) -> bool {
         // A word of a later part that was read brings the odd sequence before it along.
         fence(Acquire);
@@ -329,7 +330,7 @@ impl GroupInbox {
     }
 }
 
-/// A member's side of what another one holds for it.
+/// A member's side of the memory that another member holds for it.
 #[derive(Clone, Debug)]
 pub struct GroupOutbox {
     page: RemoteSlice,
@@ -418,7 +419,7 @@ impl GroupOutbox {
     }
 }
 
-/// Decodes whatever `bytes` are as a member's hello with two grants of the lengths in front, and checks what came out.
+/// Decodes arbitrary `bytes` as a member's hello with two grants of the lengths in front, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_group_hello(bytes: &[u8]) {
     let Some((words, message)) = bytes.split_first_chunk::<16>() else { return };

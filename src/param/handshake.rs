@@ -87,9 +87,10 @@ pub enum PeerRole {
     },
     /// Reads parameters.
     Reader,
-    /// Only asks what there is, and leaves.
+    /// Only asks for a description of the table, and leaves.
     Inquirer,
-    /// Only asks a publisher from whom to read, and leaves: the answer is a [`TreePosition`](super::TreePosition).
+    /// Only asks a publisher which owners to read from, and leaves: the answer is a
+    /// [`TreePosition`](super::TreePosition).
     Joiner(Joiner),
 }
 
@@ -121,7 +122,7 @@ impl WorkerProgress {
     pub const AHEAD_MAX: u64 = 1 << 32;
 }
 
-/// What a reader shows each time that it asks for room, so that it keeps its position in the queue.
+/// The ticket that a reader shows each time that it asks for room, so that it keeps its position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueTicket {
     /// A random number, the same each time that the reader asks.
@@ -139,7 +140,7 @@ pub struct PeerHello {
     pub push: Option<PushGrant>,
     /// The clock and the version at which it wants to go on, for a worker that comes back.
     pub resume: Option<WorkerProgress>,
-    /// Whether it sleeps while it waits, and is to be woken by what is new for it.
+    /// Whether it sleeps while it waits, and is to be woken when there is news for it.
     pub sleeps: bool,
     /// A reader that asks again, if there is no room for it.
     pub ticket: Option<QueueTicket>,
@@ -161,7 +162,7 @@ pub struct Welcome {
     pub epoch: Epoch,
     /// The peer's line of the control page; a worker's id.
     pub peer: u16,
-    /// Tells this peer from those that had or will have the same line, in any incarnation of the owner.
+    /// Tells this peer from earlier and later peers of the same line, in any incarnation of the owner.
     pub generation: u64,
     /// The clock a worker begins at.
     pub clock: Clock,
@@ -239,7 +240,7 @@ impl PeerHello {
             joiner.check()?;
         }
         if let Some(resume) = &hello.resume {
-            // What it says is counted: a peer that only reads, whose secret may open no more, has nothing to say.
+            // The progress is counted: a peer that only reads, whose secret may open reading alone, has none.
             check(matches!(hello.role, PeerRole::Worker { .. }), "the progress of a peer that is no worker")?;
             check(resume.clock <= WorkerProgress::CLOCK_MAX, "a clock that no worker can have reached")?;
             check(resume.version <= super::Latest::VERSION_MAX, "a version that no worker can have seen")?;
@@ -374,7 +375,7 @@ fn assert_holds(grant: &RemoteSlice, count: u64, bytes: u64, stride: u64) {
     assert!(bytes > 0 && stride >= bytes && u128::from(stride) * u128::from(count) <= u128::from(grant.len));
 }
 
-/// Decodes whatever `bytes` are as a peer's hello with its grants, and checks what came out.
+/// Decodes arbitrary `bytes` as a peer's hello with its grants, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
     let (_, grants, message) = take_apart(bytes);
@@ -387,7 +388,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
     assert_eq!(PeerHello::decode(&hello.encode(), &grants), Ok(hello));
 }
 
-/// Decodes whatever `bytes` are as an owner's welcome with its grants, and checks what came out.
+/// Decodes arbitrary `bytes` as an owner's welcome with its grants, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_welcome(bytes: &[u8]) {
     let (role, grants, message) = take_apart(bytes);

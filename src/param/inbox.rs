@@ -117,7 +117,7 @@ impl PeerInbox {
         frames::pins(&self.page.as_volatile().subslice(inbox::PIN, 8), frame)
     }
 
-    /// Returns whether the peer reads `frame` in place; one that pins it for a copy does not yet have it.
+    /// Returns whether the peer reads `frame` in place; a peer that pins it for a copy does not have it yet.
     pub fn reads_in_place(&self, frame: u8) -> bool {
         self.page.as_volatile().load(inbox::PIN, Relaxed) == u64::from(frame) + 1
     }
@@ -134,7 +134,7 @@ impl PeerInbox {
         memory.slice(offset, geometry.payload_bytes() as usize).ok()
     }
 
-    /// Header of the announced gradient of `clock`, if it is what it should be.
+    /// Header of the announced gradient of `clock`, if it is valid.
     pub fn header(&self, clock: Clock, epoch: u64) -> Result<SlotHeader, SlotFault> {
         let (_, geometry) = self.slots.as_ref().ok_or(SlotFault::Length)?;
         let header = self.line(clock).ok_or(SlotFault::Length)?;
@@ -160,8 +160,8 @@ impl PeerInbox {
         Ok(header)
     }
 
-    /// Header of the announced gradient of `clock`, which [`header`](Self::header) has found to be what it should be;
-    /// `None` if the peer has written over it since.
+    /// Header of the announced gradient of `clock`, which [`header`](Self::header) has found valid before; `None` if
+    /// the peer has overwritten it since.
     pub fn header_again(&self, clock: Clock, epoch: u64) -> Option<SlotHeader> {
         self.line(clock).filter(|header| header.clock == clock && header.epoch == epoch)
     }

@@ -121,7 +121,7 @@ pub(super) mod peer_line {
     pub(crate) const STATE: usize = 24;
 
     pub(crate) const STATE_MEMBER: u64 = 1;
-    /// The peer is gone: it left, was silent for longer than the lease, or wrote what breaks the protocol.
+    /// The peer is gone: it left, was silent for longer than the lease, or broke the protocol.
     pub(crate) const STATE_LEFT: u64 = 2;
     pub(crate) const STATE_SILENT: u64 = 3;
     pub(crate) const STATE_MISBEHAVED: u64 = 4;
@@ -185,7 +185,7 @@ pub struct FrameGeometry {
 }
 
 impl FrameGeometry {
-    /// Bytes from the begin of one frame to that of the next.
+    /// Bytes from the begin of one frame to the begin of the next.
     pub fn stride(&self) -> u64 {
         self.payload_bytes.next_multiple_of(PAGE as u64)
     }
@@ -232,7 +232,7 @@ impl SlotGeometry {
         self.elements * self.encoding.bytes() as u64
     }
 
-    /// Bytes from the begin of one slot to that of the next.
+    /// Bytes from the begin of one slot to the begin of the next.
     pub fn stride(&self) -> u64 {
         self.payload_bytes().next_multiple_of(PAGE as u64)
     }
@@ -303,8 +303,8 @@ impl FrameHeader {
 
     /// True if `self` and `later` describe the same whole payload.
     ///
-    /// Words of one look are read in any order: those of the first may be older than its sequence, those of the later
-    /// one newer. An included clock that both found is this payload's, since it never goes back.
+    /// Words of one look are read in any order: the words of the first look may be older than its sequence, the words
+    /// of the later look newer. An included clock that both found is this payload's, since it never goes back.
     pub(super) fn same_payload(&self, later: &FrameHeader) -> bool {
         let essence = |h: &FrameHeader| (h.sequence, h.version, h.epoch, h.bytes, h.checksum, h.included);
         essence(self) == essence(later)
@@ -344,7 +344,7 @@ impl FrameHeader {
     }
 }
 
-/// What the owner of a version says about it to readers, beside its bytes: eight words.
+/// The owner's words about a version for its readers, beside its bytes: eight words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameLabel {
     /// The user's own words.
@@ -390,7 +390,7 @@ pub struct SlotHeader {
     pub bytes: u64,
     /// Encoding of the payload: 0 f32, 1 bf16, 2 f16.
     pub encoding: u64,
-    /// Workers beside this one whose gradients are in the sum: 0 but for one that stands for its host.
+    /// Workers beside this one whose gradients are in the sum: 0, except for a worker that stands for its host.
     pub others: u32,
     /// CRC-64 over epoch, clock, bytes, `others` and payload, or 0 where it is not asked for.
     pub checksum: u64,

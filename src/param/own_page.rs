@@ -37,13 +37,13 @@ pub(crate) fn pin(page: &RemoteSlice) -> Result<RemoteSlice, OutOfBounds> {
     page.slice(inbox::PIN as u64, 8)
 }
 
-/// The word in a peer's page that says which version it holds, and what to write there.
+/// The word in a peer's page that says which version it holds, and its new value.
 pub(crate) fn held(page: &RemoteSlice, version: Version) -> Result<(RemoteSlice, u64), OutOfBounds> {
     Ok((page.slice(inbox::HELD as u64, 8)?, version.get().wrapping_add(1)))
 }
 
-/// Offsets of the words of a peer's page, for a simulated peer that breaks the protocol: those at an offset of
-/// their own, then those of the headers of so many slots.
+/// Offsets of the words of a peer's page, for a simulated peer that breaks the protocol: the single words, then the
+/// words of the headers of so many slots.
 pub(crate) fn inbox_words(slots: usize) -> impl Iterator<Item = usize> {
     let own = [inbox::PUBLISHED, inbox::LANDED, inbox::HELD, inbox::HEARTBEAT, inbox::PIN];
     let headers =
@@ -83,7 +83,7 @@ pub enum Eviction {
 }
 
 impl Eviction {
-    /// The state word of a line whose last peer was let go for this reason.
+    /// The state word of a line whose last peer was evicted for this reason.
     pub(crate) fn state(self) -> u64 {
         match self {
             Eviction::Left | Eviction::Replaced => peer_line::STATE_LEFT,

@@ -2,8 +2,8 @@
 //!
 //! The reader stores which frame it wants to keep into its own pin word and looks at the frame's header afterwards;
 //! the owner marks the header and looks at the pins afterwards. With a full fence between the store and the load on
-//! both sides at least one of the two sees the other: either the reader finds the frame being written and lets go, or
-//! the owner finds the pin and takes another frame.
+//! both sides at least one of the two sees the other: either the reader finds the frame being written and releases the
+//! pin, or the owner finds the pin and takes another frame.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -44,7 +44,7 @@ pub enum PinError {
         /// The incarnation that wrote the frame.
         found: u64,
     },
-    /// This process was forked from the one that made the connection, to which the pins belong.
+    /// This process was forked from the process that made the connection and owns the pins.
     #[error(
         "cannot read in place: the connection belongs to the process that this one was forked from; {}",
         remedy_of(self)
@@ -121,7 +121,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Maps what is needed. `page` is this peer's own page.
+    /// Maps the words and frames. `page` is this peer's own page.
     pub fn new(endpoint: &impl Endpoint, source: &FrameSource, page: &RemoteSlice) -> Result<Pins, PinError> {
         let word = page.slice(inbox::PIN as u64, 8).map_err(|_| PinError::NotMapped)?;
         let map = |remote: &RemoteSlice| endpoint.map(remote).ok_or(PinError::NotMapped);
@@ -161,8 +161,8 @@ impl Pins {
             if latest.version < bound.version {
                 return Ok(None);
             }
-            // Release: an owner that finds this pin, and never the word without one that came before it, may write the
-            // frame that was pinned before. All loads of that frame come before.
+            // Release: an owner that finds this pin, even if it never found the word without a pin before, may write
+            // the frame that was pinned before. All loads of that frame precede this store.
             self.word.as_volatile().store(
                 0,
                 u64::from(latest.frame) + 1,
@@ -201,8 +201,8 @@ impl Pins {
         Ok(None)
     }
 
-    /// Returns the bytes that are held, in place, if they are in host memory. No process writes them meanwhile, but
-    /// they are the owner's: copy what is checked before it is used.
+    /// Returns the held bytes, in place, if they are in host memory. No process writes them meanwhile, but they are the
+    /// owner's: copy values that are checked before they are used.
     pub fn bytes(&self) -> Option<VolatileSlice<'_>> {
         let (frame, _) = self.held?;
         let MappedFrames::Host(frames) = &self.frames else { return None };
@@ -233,15 +233,16 @@ impl Pins {
         Some(FrameLabel::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed))))
     }
 
-    /// True if the frame is still what was pinned. It always is while this process is taken for alive; a process that
-    /// was stopped for longer than its lease may have lost the pin meanwhile, and asks after it has used the bytes.
+    /// True if the frame still has the pinned version. It always has while this process is taken for alive; a process
+    /// that was stopped for longer than its lease may have lost the pin meanwhile, and has to ask after it has used the
+    /// bytes.
     pub fn is_intact(&self) -> bool {
         let Some((frame, pulled)) = self.held else { return false };
         let at = self.source.layout.frame_header(frame);
         is_version(self.control.as_volatile().subslice(at, LINE), pulled.version)
     }
 
-    /// What says the same of the frame that is held, in any thread.
+    /// A check that says the same about the held frame, in any thread.
     pub fn check(&self) -> Option<PinCheck> {
         let (frame, pulled) = self.held?;
         let header = self.control.slice(self.source.layout.frame_header(frame), LINE).ok()?;
@@ -270,10 +271,10 @@ impl Pins {
 }
 
 /// Whether the header in this line says that the frame has a version, once all loads of the frame before are done. It
-/// looks again for a moment at one that is marked as being written: the owner marks a frame, looks at the pins, and
-/// takes the mark of a pinned one back.
+/// looks again for a moment at a frame that is marked as being written: the owner marks a frame, looks at the pins, and
+/// takes the mark of a pinned frame back.
 fn is_version(line: VolatileSlice<'_>, version: Version) -> bool {
-    // The loads of the bytes come before that of the header.
+    // The loads of the bytes precede the load of the header.
     if !mutant!("intact_fence") {
         fence(Acquire);
     }
@@ -288,7 +289,7 @@ fn is_version(line: VolatileSlice<'_>, version: Version) -> bool {
     false
 }
 
-/// Looks whether a frame that was pinned is still what it was: see [`Pins::is_intact`].
+/// Checks whether a pinned frame still has its version: see [`Pins::is_intact`].
 #[derive(Clone, Debug)]
 pub struct PinCheck {
     header: LocalSlice,
@@ -296,7 +297,7 @@ pub struct PinCheck {
 }
 
 impl PinCheck {
-    /// True if all that was read of the frame before was of the version that was pinned.
+    /// True if all earlier reads of the frame were of the pinned version.
     pub fn is_intact(&self) -> bool {
         is_version(self.header.as_volatile(), self.version)
     }

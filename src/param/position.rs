@@ -1,4 +1,4 @@
-//! The words between a publisher that arranges a tree of relays and those that ask it for their position there.
+//! The messages between a publisher that arranges a tree of relays and the processes that ask for their position there.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::handshake::{HandshakeError, check, decode, encode};
 use crate::time::Duration;
 use crate::transport::{Address, Host};
 
-/// A process that asks from whom to read.
+/// A process that asks which owners to read from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Joiner {
     /// The host that it runs on.
@@ -20,7 +20,7 @@ pub struct Joiner {
 /// The announcement of a relay, which it repeats while it lives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RelayNotice {
-    /// The number that the publisher has given it, once it has: relays read from those with smaller numbers only.
+    /// The number that the publisher has given it, once it has: relays read only from relays with smaller numbers.
     pub number: Option<u64>,
     /// The address at which it serves.
     pub address: Address,
@@ -67,7 +67,7 @@ fn is_sound(address: &Address) -> bool {
 }
 
 impl Joiner {
-    /// Checks what a peer says that is not trusted yet.
+    /// Checks the words of a peer that is not trusted yet.
     pub(super) fn check(&self) -> Result<(), HandshakeError> {
         check(self.host.is_sound(), "a host whose name cannot be shown")?;
         let address = self.relay.as_ref().map(|relay| &relay.address);
@@ -112,7 +112,7 @@ impl TreePosition {
     }
 }
 
-/// Decodes whatever `bytes` are as a position, and checks what came out.
+/// Decodes arbitrary `bytes` as a position, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_position(bytes: &[u8]) {
     let Ok(position) = TreePosition::decode(bytes) else { return };

@@ -64,7 +64,7 @@ struct Follow {
     version: Version,
     /// Odd sequence of the attempt that is followed, once it is known.
     sequence: Option<u64>,
-    /// Bytes of it that have landed as far as is known, and those that were asked for.
+    /// Bytes of it that are known to have landed, and bytes that were requested.
     known: u64,
     asked: u64,
     /// The attempt was seen to have ended whole.
@@ -87,9 +87,9 @@ pub struct Pull {
     included: Included,
     /// The looks at the label of each frame, made once.
     labels: Vec<WorkRequest>,
-    /// What of the source is mapped, if it is to be loaded.
+    /// The mapped parts of the source, if pulls load from them.
     mapped: Option<Mapped>,
-    /// A look between those at the header is still to be posted for the copy at hand.
+    /// The look between the two looks at the header is still to be posted for the current copy.
     is_look_due: bool,
     /// The word in which this peer says which frame is to stay as it is, and whether the caller brings the copies that
     /// [`wanted`](Self::wanted) names in another way.
@@ -113,9 +113,9 @@ pub struct Pull {
     before: FrameHeader,
     frame: u8,
     copied: u64,
-    /// Where this copy has begun: behind the part that an earlier one has left.
+    /// The begin of this copy: behind the part that an earlier one has left.
     begun_at: u64,
-    /// The batches of it that are in flight, in order, and how much has come with those before.
+    /// The batches of it that are in flight, in order, and the bytes that arrived with earlier ones.
     batches: SmallVec<[BatchInFlight; MOST_IN_FLIGHT]>,
     arrived: u64,
     /// The bytes that are there of it, from its begin on.
@@ -149,8 +149,8 @@ pub struct Pull {
     calm_parts: usize,
     gains: u64,
     seen: Option<Bound>,
-    /// The newest version handed out. One that was followed to its end is held before it is announced as the latest:
-    /// without this the next pull could find its predecessor.
+    /// The newest version handed out. A version that was followed to its end is held before it is announced as the
+    /// latest: without this field the next pull could find its predecessor.
     floor: Version,
 }
 
@@ -291,7 +291,7 @@ impl Pull {
         self.pieces = pieces;
     }
 
-    /// Bytes of what a pull copies.
+    /// Bytes that a pull copies.
     pub fn copy_bytes(&self) -> u64 {
         match &self.pieces {
             None => self.source.geometry.payload_bytes,
@@ -299,19 +299,19 @@ impl Pull {
         }
     }
 
-    /// Changes what a running pull must satisfy; a copy that came already is kept, and was checked against the bound
-    /// before.
+    /// Changes the bound of a running pull; a copy that has arrived already is kept, and was checked against the
+    /// earlier bound.
     pub fn amend(&mut self, bound: Bound) {
         self.bound = bound;
         if let Some(version) = self.options.exactly {
-            // The caller has named it, though it may be older than what this pull handed out.
+            // The caller has named it, though it may be older than a version that this pull handed out.
             self.bound.version = version;
         } else if self.options.consistency == Consistency::Whole && !mutant!("monotone") {
             self.bound = self.no_older(bound);
         }
     }
 
-    /// The bound, raised so that nothing satisfies it that is older than what was handed out.
+    /// The bound, raised so that no version satisfies it that is older than the last one handed out.
     pub(crate) fn no_older(&self, bound: Bound) -> Bound {
         Bound { version: bound.version.max(self.floor), ..bound }
     }
@@ -331,7 +331,7 @@ impl Pull {
         self.release();
     }
 
-    /// True while requests of this pull, or of one that was given up, are in flight.
+    /// True while requests of this pull, or of an abandoned one, are in flight.
     pub fn is_in_flight(&self) -> bool {
         self.outstanding > 0
     }
@@ -367,7 +367,7 @@ impl Pull {
         Some((self.plain_copy().filter(|_| idle)?, self.bound))
     }
 
-    /// The destination, if all that is asked of the copy is that it be whole, in host memory.
+    /// The destination, if the copy is only to be whole, and in host memory.
     fn plain_copy(&self) -> Option<&LocalSlice> {
         let PullOptions { consistency, checksum, exactly, .. } = self.options;
         let plain = consistency == Consistency::Whole && !checksum && exactly.is_none();

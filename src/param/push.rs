@@ -4,8 +4,8 @@
 //! written"), the rest of its header, the payload, the even sequence, the peer's status line. The peer reads its own
 //! memory with the same [`Pull`](super::Pull) that reads an owner's.
 //!
-//! The marks are writes of their own, as nothing orders the words inside one write. A peer that finds any word of
-//! what follows the first mark finds that mark. A peer that finds the second mark finds all words before it.
+//! The marks are writes of their own, as nothing orders the words inside one write. A peer that finds any word of the
+//! writes after the first mark finds that mark. A peer that finds the second mark finds all words before it.
 
 use super::PushGrant;
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest};
@@ -42,7 +42,7 @@ impl Push {
     }
 
     /// Begins to push the owner's frame `source`, which is whole and described by `header`. False if the queue is full
-    /// or the last push has not completed: try again later, with whatever is newest then.
+    /// or the last push has not completed: try again later, with the version that is the newest then.
     pub fn start(
         &mut self,
         endpoint: &mut impl Endpoint,
@@ -100,7 +100,7 @@ impl Push {
     }
 }
 
-/// A push failed for good.
+/// A push failed permanently.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PushError {
     /// The peer is gone.

@@ -1,9 +1,9 @@
-//! The word by which a peer says that it sleeps while it waits for its owner, who then wakes it.
+//! The word by which a peer says that it sleeps while it waits for its owner, which then wakes it.
 //!
-//! Dekker's pattern: the peer writes that it sleeps and looks once more for what it waits for; the owner stores what
-//! peers wait for and looks who sleeps. With a full fence between store and look on both sides at least one of the two
-//! sees the other: either the peer finds what it waits for, or the owner wakes it. Where the word travels over a
-//! network the peer looks only once its write is complete.
+//! Dekker's pattern: the peer writes that it sleeps and looks once more for the awaited data; the owner stores that
+//! data and looks which peers sleep. With a full fence between store and look on both sides at least one of the two
+//! sees the other: either the peer finds the data, or the owner wakes it. Where the word travels over a network the
+//! peer looks only once its write is complete.
 //!
 //! The word counts the times that the peer has gone to sleep, and the owner wakes it once for each. A peer that ends
 //! its sleep by itself leaves the word as it is.
@@ -38,14 +38,14 @@ impl SleepWord {
     }
 }
 
-/// To be called by a peer between the completion of [`SleepWord::say`] and its last look for what it waits for.
+/// To be called by a peer between the completion of [`SleepWord::say`] and its last look for the awaited data.
 pub fn fence_before_sleeping() {
     if !mutant!("sleep_fence") {
         fence(SeqCst);
     }
 }
 
-/// To be called by an owner between its stores of what peers wait for and its looks at
+/// To be called by an owner between its stores of data that peers wait for and its looks at
 /// [`PeerInbox::sleeps`](super::PeerInbox::sleeps).
 pub fn fence_before_waking() {
     if !mutant!("wake_fence") {

@@ -27,10 +27,10 @@ pub enum WaitFor {
     Fixed(u16),
     /// This number at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before
     /// and never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known. A
-    /// server that goes on from a checkpoint has the number and `F0` of the one that wrote it.
+    /// server that continues from a checkpoint has the number and `F0` of the server that wrote it.
     LossRatio(u16),
     /// The same with the mean loss of all gradients of an interval of time, taken at its end, as AdaSync has it; then
-    /// it may also fall. The loss of one update is that of a few mini-batches: its noise alone makes a number grow
+    /// it may also fall. The loss of one update is the loss of a few mini-batches: its noise alone makes a number grow
     /// that never falls.
     LossOverTime {
         /// The number at the beginning, and while the first interval runs.
@@ -70,13 +70,13 @@ pub(super) struct Rules {
     pub(super) shrink: Shrink,
 }
 
-/// Folds the first `K` admissible gradients in order of arrival, each with weight `1/K`, drops those that are more
-/// versions behind than the bound, and interrupts workers that compute on a version that is.
+/// Folds the first `K` admissible gradients in order of arrival, each with weight `1/K`, drops gradients that are more
+/// versions behind than the bound, and interrupts workers that compute on such a version.
 ///
 /// An event costs the logarithm of the workers, and a version the number of gradients that wait.
 ///
-/// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
-/// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
+/// The server ignores events that no sane driver sends: a gradient that is not its worker's next, a gradient of a
+/// worker that is not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct AbsServer {
     rules: Rules,
@@ -128,8 +128,8 @@ impl AbsServer {
     fn arrive(&mut self, gradient: GradientId, base: Version) {
         self.computing.remove(gradient.worker);
         let answered = &mut self.answered[gradient.worker.index()];
-        // A worker takes no older version than it has had. One that says so would have this gradient dropped before its
-        // earlier one is folded in, and the smallest clock would pass both.
+        // A worker takes no older version than it has had. If a worker claimed one, this gradient would be dropped
+        // before its earlier one is folded in, and the smallest clock would pass both.
         let base = answered.map_or(base, |before| base.max(before));
         *answered = Some(base);
         if self.is_too_stale(base) {
@@ -149,7 +149,7 @@ impl AbsServer {
             self.folded.advance(gradient.worker, gradient.clock.next());
             self.computing.join(gradient.worker, version);
         }
-        // What waits may have become too stale.
+        // Waiting gradients may have become too stale.
         for _ in 0..self.admitted.len() {
             let Some((gradient, base)) = self.admitted.pop_front() else { break };
             if self.is_too_stale(base) {
@@ -194,7 +194,7 @@ struct LossInterval {
 }
 
 impl LossInterval {
-    /// Adds the mean loss of some gradients; returns that of the interval once it is over.
+    /// Adds the mean loss of some gradients; returns the mean of the interval once it is over.
     fn add(&mut self, now: Instant, length: Duration, loss: f64, gradients: usize) -> Option<f64> {
         self.sum += loss * gradients as f64;
         self.gradients += gradients;
@@ -294,7 +294,7 @@ impl ServerScheme for AbsServer {
 }
 
 /// Workers in the order of the versions they compute on. Versions only grow, so a worker that joins goes to the end,
-/// and the first is the stalest; every step costs the same whatever the length.
+/// and the first is the stalest; every step costs the same for any length.
 #[derive(Debug, Default)]
 struct VersionOrder {
     /// The position of each worker, by its id.

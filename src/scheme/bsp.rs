@@ -9,15 +9,15 @@ use crate::time::Instant;
 
 /// Folds the gradients of clock `r` of all members at once, each with weight `1/k` for `k` gradients.
 ///
-/// A worker belongs to every round from the clock it joins at. One that leaves takes its gradient out of the round,
-/// and if all others are there the round goes on without it. Once a round is handed out for folding it is closed: one
-/// that joins at that clock before the fold is done gets its gradient of that clock dropped.
+/// A worker belongs to every round from the clock it joins at. A worker that leaves takes its gradient out of the
+/// round, and if all others are there the round goes on without it. Once a round is handed out for folding it is
+/// closed: one that joins at that clock before the fold is done gets its gradient of that clock dropped.
 ///
 /// With `pushes`, a push follows whenever the round moves on, and whenever a worker joins, so that the new worker gets
 /// a copy: workers find the newest version in memory of their own.
 ///
-/// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
-/// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
+/// The server ignores events that no sane driver sends: a gradient that is not its worker's next, a gradient of a
+/// worker that is not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct BspServer {
     members: GateMembers,

@@ -47,7 +47,7 @@ struct Damped {
     server: Box<dyn ServerScheme>,
     damping: Damping,
     newest: Version,
-    /// By worker: what the gradients at hand were computed on, in order of their clocks.
+    /// By worker: the versions that the gradients at hand were computed on, in order of their clocks.
     bases: Vec<VecDeque<(Clock, Version)>>,
 }
 
@@ -107,7 +107,7 @@ impl ServerScheme for Damped {
         match action {
             ServerAction::Expect | ServerAction::Apply | ServerAction::Weigh { .. } => {
                 for share in shares.iter_mut() {
-                    // One that has yet to come is taken to be fresh.
+                    // A gradient that has yet to come is assumed to be fresh.
                     if let Some((_, base)) = self.base(share.gradient) {
                         share.weight *= self.damping.factor(base.behind(self.newest));
                     }

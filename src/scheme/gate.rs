@@ -1,4 +1,4 @@
-//! The opening gate and the members: what the server halves have in common.
+//! The opening gate and the members: the common part of the server halves.
 
 use crate::clock::{Clock, ClockTable, WorkerId};
 
@@ -13,7 +13,7 @@ pub(super) struct GateMember {
 
 /// The members, and whether as many different workers have joined as the job expects.
 ///
-/// The gate opens once that many different workers have joined, and stays open. One that joined and left again has
+/// The gate opens once that many different workers have joined, and stays open. A worker that joined and left again has
 /// had its turn: a job does not wait for ever for a worker that died in its first minute. Workers are told apart by
 /// whether they return and not by their ids, since another worker may have had the id.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl GateMembers {
     /// Takes all members into a table, at the clocks at which they began.
     pub(super) fn begin(&self, table: &mut ClockTable) {
         let mut starts: Vec<_> = self.iter().map(|(worker, member)| (member.start, worker)).collect();
-        // Those furthest behind first: the table never moves back.
+        // The workers furthest behind first: the table never moves back.
         starts.sort_unstable();
         for (start, worker) in starts {
             table.join_at(worker, start);

@@ -1,9 +1,9 @@
-//! Synchronisation schemes: how long to wait, for which workers, and what to fold in.
+//! Synchronisation schemes: how long to wait, for which workers, and which gradients to fold in.
 //!
 //! A scheme is a pair of pure state machines: a [`ServerScheme`] beside each shard and a [`WorkerScheme`] beside each
-//! worker. They know clocks, versions, workers and numbers; no bytes, keys, threads, sockets or wall clocks. They are
-//! told the time and what happened, and answer with what to do, so the same object runs under a real server, in a
-//! property test and in a simulation of ten thousand workers.
+//! worker. They know clocks, versions, workers and numbers; no bytes, keys, threads, sockets or wall clocks. They
+//! receive the time and events, and answer with actions, so the same object runs under a real server, in a property
+//! test and in a simulation of ten thousand workers.
 //!
 //! The driver's loop, on both sides:
 //!
@@ -101,7 +101,7 @@ pub struct Statistics {
     pub variance: Option<f64>,
     /// Mean of the losses that came with the gradients, where they did.
     pub loss: Option<f64>,
-    /// The step size that the update was made with; with momentum that of plain SGD which gets as far in the long run,
+    /// The step size of the update; with momentum the step size with which plain SGD gets as far in the long run,
     /// `rate / (1 - momentum)`, and nothing with Adam.
     pub learning_rate: Option<f64>,
 }
@@ -116,7 +116,7 @@ pub enum ServerEvent {
         worker: WorkerId,
         /// The clock at which it begins.
         clock: Clock,
-        /// It was in before, perhaps as another [`WorkerId`]: that of a worker that has left is given to the next one
+        /// It was in before, perhaps as another [`WorkerId`]: the id of a worker that has left is given to the next one
         /// that comes.
         returns: bool,
     },
@@ -125,7 +125,7 @@ pub enum ServerEvent {
         /// The worker.
         worker: WorkerId,
     },
-    /// A whole gradient lies in a slot. Those of one worker come in the order of their clocks.
+    /// A whole gradient is in a slot. The gradients of one worker come in the order of their clocks.
     Arrived {
         /// The gradient.
         gradient: GradientId,
@@ -140,7 +140,7 @@ pub enum ServerEvent {
     Seen {
         /// The worker.
         worker: WorkerId,
-        /// The version; over several shards, that of this one.
+        /// The version; over several shards, the version of this shard.
         version: Version,
     },
     /// The answer to [`ServerAction::Weigh`].
@@ -163,14 +163,14 @@ pub enum ServerEvent {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ServerAction {
-    /// The shares handed out beside this action will be folded next if they all come: whatever has landed of them may
-    /// be summed before the last byte. This binds neither side.
+    /// The shares handed out beside this action will be folded next if they all come: their landed chunks may be summed
+    /// before the last byte. This binds neither side.
     Expect,
     /// Fold the shares handed out beside this action into one new version. All of them have arrived. There may be none:
     /// then the version is a step of the optimiser on a gradient of zero.
     Apply,
-    /// Say how large the updates of one worker are in sum: those that its gradients made in versions after `since`, and
-    /// the one that the share handed out beside this action would make if it were folded next. Answered by
+    /// Say how large the updates of one worker are in sum: the updates of its gradients in versions after `since`, and
+    /// the update that the share handed out beside this action would make if it were folded next. Answered by
     /// [`ServerEvent::Weighed`]; only asked by schemes that [need](Needs::weighs_updates) it.
     Weigh {
         /// The version that the sum begins after.
@@ -181,7 +181,7 @@ pub enum ServerAction {
         /// The gradient.
         gradient: GradientId,
     },
-    /// Ask a worker to abandon what it computes and to pull. The driver sends the newest version along, and a worker
+    /// Ask a worker to abandon its computation and to pull. The driver sends the newest version along, and a worker
     /// that already computes on that version, or a later one, is not disturbed: the request was overtaken.
     Interrupt {
         /// The worker.
@@ -217,14 +217,15 @@ pub trait ServerScheme: Send {
     /// clock, of every worker that is in, has been folded in or dropped. Never moves back.
     fn smallest_clock(&self) -> Clock;
 
-    /// Returns what the scheme has learned and could not learn again, as text of its own. A checkpoint keeps it.
+    /// Returns the learned state of the scheme that it could not learn again, as text of its own. A checkpoint keeps
+    /// it.
     fn learned(&self) -> Option<String> {
         None
     }
 
-    /// Goes on from what [`learned`](Self::learned) returned in an earlier incarnation of the server, with the same
-    /// settings. Called before all else, with whatever the checkpoint holds: text that cannot be taken up is to be left
-    /// alone.
+    /// Continues from the result of [`learned`](Self::learned) in an earlier incarnation of the server, with the same
+    /// settings. Called before all else, with the text of the checkpoint, which may be anything: text that cannot be
+    /// used is to be ignored.
     fn recall(&mut self, _learned: &str) {}
 
     /// Returns the number of gradients that the next version waits for, where the scheme chooses it. For monitoring
@@ -317,7 +318,7 @@ impl Bound {
 #[non_exhaustive]
 pub enum WorkerAction {
     /// Bring the newest copy that satisfies the bound (waiting for one if need be): by pulling, or out of the pushed
-    /// ones. Answered by [`WorkerEvent::Holds`]; one that is asked for before the answer replaces the one before.
+    /// ones. Answered by [`WorkerEvent::Holds`]; a second request before the answer replaces the first.
     Refresh {
         /// The condition for the copy.
         bound: Bound,

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use super::{SchemeConfig, SchemeConfigError, ServerScheme, Strength, WorkerScheme};
 use crate::clock::{Clock, Version};
 
-/// A scheme with its settings: makes both halves, and says what they need of the nodes that run them.
+/// A scheme with its settings: makes both halves, and names their needs for the nodes that run them.
 ///
-/// [`SchemeConfig`] holds the built-in ones. One that is written outside of this crate runs under a real
+/// [`SchemeConfig`] holds the built-in ones. A scheme that is written outside of this crate runs under a real
 /// [`Server`](crate::node::Server) and in a `sim::Cluster` like them. Its name and settings travel to
 /// the workers as text, and a worker makes it again by the [`Registry`] in its options.
 pub trait Scheme: Any + Send + Sync {
-    /// The name, without settings; that of no built-in scheme. It is not empty and holds no parentheses.
+    /// The name, without settings; no built-in scheme has it. It is not empty and holds no parentheses.
     fn name(&self) -> &str;
 
     /// The settings as text, without parentheses. Peers run the same scheme if their names and settings are equal.
@@ -149,7 +149,7 @@ impl AnyScheme {
         (&*self.0 as &dyn Any).downcast_ref().copied()
     }
 
-    /// Says what is wrong with it, if it cannot be run.
+    /// Returns the fault of its settings, if it cannot run.
     pub(crate) fn check(&self) -> Result<(), SchemeConfigError> {
         let text = self.to_string();
         if !is_text(&text) {
@@ -221,8 +221,8 @@ impl PartialEq for AnyScheme {
 /// Makes a scheme of its settings.
 type Make = dyn Fn(&str) -> Result<AnyScheme, SchemeConfigError> + Send + Sync;
 
-/// The schemes that a process can make of their names: the built-in ones, which are all by default, and those that were
-/// added. Two are equal if the names are.
+/// The schemes that a process can make from their names: the built-in ones, which are all by default, and added ones.
+/// Two registries are equal if their names are.
 #[derive(Clone, Default)]
 pub struct Registry {
     added: Vec<(String, Arc<Make>)>,

@@ -3,7 +3,7 @@
 //! SSP is from Ho et al., *More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server*, NIPS
 //! 2013; ESSP from Dai et al., *High-Performance Distributed ML at Scale through Parameter Server Consistency Models*,
 //! AAAI 2015, arXiv 1410.8043. A reader at clock `c` under staleness `s` sees every gradient of clocks before `c - s`,
-//! and whatever newer ones happen to be there.
+//! and possibly newer ones.
 
 use std::collections::VecDeque;
 
@@ -20,19 +20,19 @@ use crate::time::Instant;
 /// Folds each gradient alone, in order of arrival, with weight `1/members`, so that one clock of all workers moves
 /// the parameters as far as one of BSP does.
 ///
-/// The smallest clock is that of what has been applied, not of what has arrived. With `pushes`, a push follows
+/// The smallest clock counts applied gradients, not arrived ones. With `pushes`, a push follows
 /// whenever it moves, after all updates of the clocks before it, and whenever a worker joins, so that the new worker
 /// gets a copy; moves and joins between two polls share one push.
 ///
-/// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
-/// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
+/// The server ignores events that no sane driver sends: a gradient that is not its worker's next, a gradient of a
+/// worker that is not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct SspServer {
     members: GateMembers,
-    /// The clocks of the members, counted by what has been applied; filled when the gate opens.
+    /// The clocks of the members, counted by applied gradients; filled when the gate opens.
     folded: ClockTable,
     queue: VecDeque<(GradientId, Option<f32>)>,
-    /// What holds gradients back, under strong and published VAP.
+    /// The rule that holds gradients back, under strong and published VAP.
     held: Option<HoldBack>,
     fold: FoldState,
     expected: Option<GradientId>,
@@ -50,7 +50,7 @@ enum FoldState {
 }
 
 impl SspServer {
-    /// Makes the server hold gradients back as long as too much of what was folded is not yet seen by all workers.
+    /// Makes the server hold gradients back as long as too many folded updates are not yet seen by all workers.
     pub(super) fn holding_back(self, held: HoldBack) -> SspServer {
         SspServer { held: Some(held), ..self }
     }
@@ -81,7 +81,7 @@ impl SspServer {
                 let (gradient, magnitude) = self.queue.front()?;
                 unseen.admit(gradient.clock, *magnitude, weight).then_some((0, Admission::Fold))
             }
-            // One that is held back holds up no other worker's: the one that waits for it could be that worker.
+            // A gradient that is held back does not hold up gradients of other workers: it may wait for one of these.
             Some(HoldBack::OwnSums(sums)) => {
                 let gradients = self.queue.iter().map(|(gradient, _)| gradient).enumerate();
                 gradients

@@ -5,8 +5,8 @@ use crate::clock::Clock;
 use crate::time::Instant;
 
 /// This scheme with the weight 1 for each gradient, if they are to add up, instead of one part in the number of
-/// workers: the updates of Dai et al. (AAAI 2015), where the parameters are the sum of what all workers have added to
-/// them. A mean changes its meaning when a worker joins or leaves; a sum, such as a count, does not.
+/// workers: the updates of Dai et al. (AAAI 2015), where the parameters are the sum of the updates of all workers. A
+/// mean changes its meaning when a worker joins or leaves; a sum, such as a count, does not.
 pub(crate) fn summed(server: Box<dyn ServerScheme>, additive: bool) -> Box<dyn ServerScheme> {
     if additive { Box::new(Summed(server)) } else { server }
 }
@@ -16,7 +16,7 @@ pub(crate) fn adds_up(needs: &Needs) -> bool {
     needs.folds_all_in_order && !needs.measures_magnitude && !needs.weighs_updates
 }
 
-/// The reason that those of another scheme cannot.
+/// The reason that gradients of another scheme cannot.
 pub(crate) const NO_SUM: &str = "leaves gradients out, or bounds what they weigh, so that they do not add up; use \
                                  bsp, asp, ssp, essp or bap";
 

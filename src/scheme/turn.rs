@@ -17,7 +17,7 @@ pub(super) enum TurnStep {
 }
 
 impl TurnStep {
-    /// Asks for what is due.
+    /// Asks for the due version.
     pub(super) fn poll(&mut self, bound: Bound) -> Option<WorkerAction> {
         match self {
             TurnStep::RefreshIsDue => {
@@ -67,7 +67,7 @@ impl WorkerScheme for OncePerVersion {
     fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
         match event {
             WorkerEvent::Joined { .. } => {
-                // Another incarnation of the server may have made what it held.
+                // Another incarnation of the server may have made its version.
                 *self = OncePerVersion { step: TurnStep::RefreshIsDue, ..OncePerVersion::new() };
             }
             WorkerEvent::Holds { version, .. } => {

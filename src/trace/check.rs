@@ -14,17 +14,17 @@ use read::{FirstReads, Past, ReadJudge};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Property {
-    /// The bytes that were read are those that were published under this number.
+    /// The bytes that were read equal the bytes that were published under this number.
     Whole,
     /// One origin and number name one version, one reader and sequence number one read.
     Unique,
     /// No reader goes back, in the version that it gets or in the newest one that it sees.
     Monotone,
-    /// The version is one that was asked for, and as fresh as was asked for.
+    /// The version meets the request, also in freshness.
     Bounded,
     /// The version came with the origin, the tag and the time of its publication.
     Tagged,
-    /// Nothing was read or seen before it was published, and what one process did one after the other has times in that
+    /// No version was read or seen before it was published, and successive actions of one process have times in that
     /// order.
     Timely,
 }
@@ -51,7 +51,7 @@ pub struct Violation<L> {
     pub at: L,
     /// The other record that it contradicts, if there is one.
     pub against: Option<L>,
-    /// What was found, as a sentence without its stop.
+    /// The finding, as a sentence without its stop.
     pub found: String,
 }
 
@@ -69,7 +69,7 @@ pub struct Verdict<L> {
     /// Reads without a violation whose bytes nothing vouches for: their version has no record of its publication, or no
     /// tensor was read whole.
     pub unverified: u64,
-    /// All that was found.
+    /// All findings.
     pub violations: Vec<Violation<L>>,
 }
 
@@ -89,8 +89,8 @@ pub struct TraceChecker<L> {
 }
 
 impl<L: Clone> TraceChecker<L> {
-    /// A checker that has seen nothing. Times of different processes are compared as those of clocks that differ by at
-    /// most `clock_error`, which is zero if all ran on one host. Times of one process have one clock.
+    /// A checker without records. Times of different processes are compared as times of clocks that differ by at most
+    /// `clock_error`, which is zero if all ran on one host. Times of one process have one clock.
     pub fn new(clock_error: Duration) -> TraceChecker<L> {
         TraceChecker {
             clock_error_ns: u64::try_from(clock_error.as_nanos()).unwrap_or(u64::MAX),
@@ -126,7 +126,7 @@ impl<L: Clone> TraceChecker<L> {
         }
     }
 
-    /// Judges all that was taken.
+    /// Judges all records.
     pub fn finish(self) -> Verdict<L> {
         let TraceChecker { clock_error_ns, publications, reads, mut violations } = self;
         let histories = histories(&publications, &mut violations);

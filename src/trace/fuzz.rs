@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{TraceChecker, TraceRecord};
 
-/// Reads the lines of a trace and judges it: what is a record is written as it was read, and the counts add up.
+/// Reads the lines of a trace and judges it: each record is written as it was read, and the counts add up.
 pub(crate) fn fuzz_trace(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut checker = TraceChecker::new(Duration::from_nanos(1));

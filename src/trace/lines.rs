@@ -11,7 +11,7 @@ pub struct TraceLines {
     /// The number of the last line.
     number: u64,
     records: u64,
-    /// All lines so far have their ends, as those of a file do.
+    /// All lines so far have their ends, as the lines of a file do.
     is_file: bool,
     /// Why the last line is no record, which was not finished.
     unfinished: Option<RecordError>,

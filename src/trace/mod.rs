@@ -1,7 +1,7 @@
-//! Traces: what publishers and readers of versions put on record, and the judgement of it by someone who saw nothing.
+//! Traces: the records of publishers and readers of versions, and their judgement by a third party.
 //!
-//! A [`Publication`] says which bytes a version has, a [`Certificate`] says which bytes a reader got and what it had
-//! asked for. Each is one line of JSON; a trace is a file of such lines, of one process or of many, in any order.
+//! A [`Publication`] says which bytes a version has, a [`Certificate`] says which bytes a reader got on which
+//! request. Each is one line of JSON; a trace is a file of such lines, of one process or of many, in any order.
 //! [`TraceChecker`] compares them.
 //!
 //! Pure: records come in and violations go out; no file, no memory of a peer, no clock of its own.
@@ -53,14 +53,14 @@ pub struct Publication {
 
 /// The record of a read by the reader that made it. Its text is one line of a trace.
 ///
-/// Times are in nanoseconds since 1970 by the clock of the reader's host, but for that of the publication.
+/// Times are in nanoseconds since 1970 by the clock of the reader's host, except the time of the publication.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Certificate {
     /// The reader: a random number.
     #[serde(with = "hex::word")]
     pub reader: u64,
-    /// The number of the read among those of this reader; they follow each other in time.
+    /// The number of the read among the reads of this reader, in order of time.
     pub sequence: u64,
     /// The most versions that the copy was to be behind the newest, if that was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]

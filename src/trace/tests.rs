@@ -147,7 +147,7 @@ fn two_reads_of_one_name_are_found() {
 #[test]
 fn a_reader_that_goes_back_is_found() {
     let mut back = trace();
-    // It may be behind, and sees what it saw: it has had a newer one all the same.
+    // It may be behind, and sees the same newest version as before; but it has had a newer version already.
     back.reads[5] = Certificate {
         max_staleness: Some(2),
         newest: Version::new(6),
@@ -230,12 +230,12 @@ fn a_version_older_than_the_newest_at_the_call_is_found() {
     let verdict = late(711, Some(1), 7).judged(Duration::ZERO);
     let is_late = |violation: &Violation<String>| violation.against.as_deref() == Some("version 7");
     assert!(verdict.violations.iter().any(is_late), "{verdict:?}");
-    // Its age is part of what it was told, also where any age would do.
+    // Its age is part of the record, also where any age is allowed.
     late(611, Some(9), 5).violates(Property::Bounded, "read 5", Some("version 6"));
     let mut named = late(711, None, 7);
     named.reads[4].exactly = Some(Version::new(5));
     named.is_accepted();
-    // What an owner passes on is as fresh as that owner had it.
+    // A version that an owner passes on is as fresh as that owner had it.
     let mut relayed = late(711, None, 5);
     relayed.reads[4].epoch = 7;
     relayed.is_accepted();
@@ -269,7 +269,7 @@ fn an_origin_that_is_not_the_owner_who_publishes_is_found() {
     let mut other = trace();
     other.reads[4].origin ^= 1;
     other.violates(Property::Tagged, "read 5", Some("version 1"));
-    // One that publishes nothing passes on what others made.
+    // An owner that publishes nothing passes on versions of others.
     for read in &mut other.reads {
         read.epoch = 7;
     }

@@ -36,7 +36,7 @@ pub trait Caller {
     /// Tells people of something that should not happen but does not end the job, in one line.
     fn warn(&mut self, line: &str);
 
-    /// Called about a hundred times a second, with what is known of the members.
+    /// Called about a hundred times a second, with the known state of the members.
     ///
     /// # Errors
     /// The caller gives up, and the job fails.
@@ -96,14 +96,14 @@ pub enum CoordinatorError {
     /// All workers are lost: the causes.
     #[error("all workers are lost: {0}")]
     AllLost(ErrorReport),
-    /// A server is lost for good.
+    /// A server is lost permanently.
     #[error("lost shard {shard} of {shards}: its server {how}; {}", remedy_of(self))]
     LostServer {
         /// The number of its shard.
         shard: usize,
         /// The number of shards.
         shards: usize,
-        /// The end of the server as a predicate, and what a worker saw of it.
+        /// The end of the server as a predicate, with a worker's view of it.
         how: String,
         /// There is a checkpoint of each shard.
         resumable: bool,

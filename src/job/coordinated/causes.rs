@@ -32,7 +32,7 @@ impl Loss {
         }
     }
 
-    /// The cause, in one line, whatever a file name or a process may have put into it.
+    /// The cause, in one line, even if a file name or a process has put line breaks into it.
     fn cause(&self) -> String {
         let (Loss::Ended(cause) | Loss::Said(ErrorReport { cause, .. })) = self;
         one_line(cause)
@@ -118,7 +118,7 @@ fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// One sentence on all these losses, and what to do about the most frequent one.
+/// One sentence on all these losses, with the remedy for the most frequent one.
 pub(super) fn sentence<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> ErrorReport {
     tell(&causes(losses), Cause::to_string)
 }

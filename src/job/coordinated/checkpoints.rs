@@ -54,7 +54,7 @@ impl<C: Caller> Coordinator<C> {
         if !self.keeps_checkpoints() {
             return self.caller.warn("asked for a checkpoint, and the servers of this job keep none");
         }
-        // One that has not begun is told once it has.
+        // A server that has not begun gets the order once it has.
         self.order_servers(&Order::Checkpoint, |disk| disk.serves);
         for server in &mut self.servers {
             server.disk.wanted = Some(server.report.version);
@@ -79,7 +79,7 @@ impl<C: Caller> Coordinator<C> {
         members.into_iter().for_each(|member| self.hub.say(member, &order));
     }
 
-    /// A server says what it begins with.
+    /// A server tells the checkpoint that it begins with, if any.
     pub(super) fn hear_origin(&mut self, shard: usize, origin: Option<Origin>) {
         let server = &mut self.servers[shard];
         (server.disk.serves, server.disk.closed) = (true, false);
@@ -174,7 +174,7 @@ impl<C: Caller> Coordinator<C> {
         self.servers.iter().any(made) && self.servers.iter().all(|server| server.report.diverged.is_none())
     }
 
-    /// The first server that still has a last checkpoint to write. One that has not begun has nothing to keep.
+    /// The first server that still has a last checkpoint to write. A server that has not begun has nothing to keep.
     fn first_to_close(&self) -> Option<usize> {
         self.open_servers().map(|(shard, _)| shard).find(|shard| self.servers[*shard].disk.serves)
     }
@@ -367,7 +367,7 @@ mod tests {
         let member = join(&mut job);
         job.close(Duration::ZERO);
         assert_eq!(job.failed_checkpoints(), (0, None));
-        // Nor has one that is started again.
+        // Nor has a server that is started again.
         drop(member);
         let mut job = keeping(TIMEOUT);
         drop(serve(&mut job));
@@ -431,7 +431,7 @@ mod tests {
         member.say(Message::Began(Some(Origin { version: 5, clock: 5, instead_of: None })));
         turn_until(&mut job, |_| member.wants_checkpoint());
         job.hear_server(0, ServerReport { version: 6, checkpointed: Some(6), ..ServerReport::default() });
-        // What is written is not asked of the next one.
+        // A checkpoint that is written is not asked of the next incarnation.
         assert_eq!(job.servers[0].disk.wanted, None);
     }
 

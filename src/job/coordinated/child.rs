@@ -40,8 +40,8 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The end of the process as a predicate; it is given a moment for it, but no choice. `None` if this process had to
-    /// kill it: what made it do so is then the cause.
+    /// The end of the process as a predicate. The process has a moment to end, and is then killed. `None` if it was
+    /// killed: the cause is then the reason for the kill.
     pub(super) fn wait(&mut self) -> Option<String> {
         let deadline = Instant::now() + LEAVE_WITHIN;
         while !self.has_ended() {

@@ -30,7 +30,7 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The addresses at which the parameters are read: of the servers, by shard, or of the workers' own copies.
 pub type Addresses = Arc<Mutex<Vec<Address>>>;
 
-/// The coordinator of a job. Whatever happens, no process that it started is left when it is dropped.
+/// The coordinator of a job. When it is dropped, no process that it started is left.
 ///
 /// [`open`](Self::open) it, [`start`](Self::start) the job, [`follow`](Self::follow) it until its workers have
 /// finished, read the parameters with a [`Gather`](super::Gather) while it takes [turns](Self::turn),
@@ -46,7 +46,7 @@ pub struct Coordinator<C: Caller> {
     shards: Vec<std::ops::Range<u64>>,
     pub(super) servers: Vec<ServerEntry>,
     pub(super) workers: Vec<WorkerEntry>,
-    /// The caller has what it wanted of the job.
+    /// The caller needs no more of the job.
     is_enough: bool,
     /// The servers were asked for their last checkpoints.
     pub(super) is_closing: bool,
@@ -108,7 +108,7 @@ impl<C: Caller> Coordinator<C> {
     /// servers names, or the caller says [`Wish::Enough`].
     ///
     /// # Errors
-    /// All workers are lost, a server is lost for good, or the caller gives up.
+    /// All workers are lost, a server is lost permanently, or the caller gives up.
     pub fn follow(&mut self) -> Result<(), C::Error> {
         loop {
             self.turn()?;
@@ -125,7 +125,7 @@ impl<C: Caller> Coordinator<C> {
             }
         }
         if !self.workers.iter().any(|entry| entry.state == ProcessState::Finished) {
-            // Where they all died of a lost server, that is what to tell.
+            // If all died of a lost server, that loss is the cause to report.
             self.hear_out(LAST_WORDS / 4)?;
             return Err(self.all_lost());
         }
@@ -179,7 +179,7 @@ impl<C: Caller> Coordinator<C> {
     /// Takes the events that there are, waiting a moment for the first.
     ///
     /// # Errors
-    /// A server is lost for good or has failed, or the caller gives up.
+    /// A server is lost permanently or has failed, or the caller gives up.
     pub fn turn(&mut self) -> Result<(), C::Error> {
         self.tell_values();
         self.hub.wait(TICK);
@@ -217,7 +217,7 @@ impl<C: Caller> Coordinator<C> {
 
     pub(super) fn meet(&mut self, who: Role, event: HubEvent) -> Result<(), C::Error> {
         match (who, event) {
-            // A group that has lost a member goes on without it, for good.
+            // A group that has lost a member continues without it to the end.
             (_, HubEvent::Joined(member)) if member.generation > 0 && self.plan.server.is_none() => {
                 let why = "the group of this job has begun and takes no member in, nor back; wait for the next job, \
                            and start all its workers together";
@@ -286,12 +286,12 @@ impl<C: Caller> Coordinator<C> {
         let Some(mut order) = plan.server.clone() else {
             return Order::Refuse("this job has no server; start workers only".into());
         };
-        // What it finds is of this run only where an incarnation of it has begun, and found nothing else.
+        // A checkpoint that it finds is of this run only if an incarnation of it has begun, and found no other file.
         let has_begun = self.servers[shard].disk.first.is_some();
         if let Some(checkpoint) = order.checkpoint.as_mut().filter(|_| returns && has_begun) {
             checkpoint.resume = Resume::IfThere;
         }
-        // A server that returns does not wait for workers that are gone for good.
+        // A server that returns does not wait for workers that are lost permanently.
         let is_here = |worker: usize| self.roster.member(Role::Worker(worker as u32)).is_some();
         let may_come = |(worker, entry): &(usize, &WorkerEntry)| match entry.state {
             ProcessState::Starting | ProcessState::Running => true,
@@ -424,7 +424,7 @@ impl<C: Caller> Coordinator<C> {
                 entry.state = ProcessState::Finished;
             }
             (_, Message::Failed(error)) => entry.lost = Some(Loss::Said(error)),
-            // What an incarnation that is over had said before.
+            // Messages of an incarnation that is over.
             (ProcessState::Lost { .. }, _) => {}
             // The reporting thread may speak once more after the end.
             (ProcessState::Finished, _) => {}

@@ -14,7 +14,7 @@ pub enum ComputeDevice {
     /// Host memory, and processors.
     #[default]
     Host,
-    /// A GPU: that of this ordinal, or the processes of a host take its GPUs by turns.
+    /// A GPU: the one of this ordinal; without an ordinal the processes of a host take its GPUs by turns.
     Gpu(Option<u32>),
 }
 
@@ -38,7 +38,7 @@ impl ComputeDevice {
 #[cfg(feature = "cuda")]
 impl CoordinatedMember {
     /// Names the GPU of this process, as [`Job::with_gpu`](crate::Job::with_gpu) does, before it serves or connects.
-    /// `serves_from_there`: what it serves is to be on that GPU.
+    /// `serves_from_there`: the payloads that it serves are to be on that GPU.
     pub fn use_gpu(&self, gpu: &Gpu, serves_from_there: bool) {
         self.member.transports.use_gpu(gpu, serves_from_there);
     }
@@ -46,7 +46,7 @@ impl CoordinatedMember {
 
 #[cfg(feature = "cuda")]
 impl<C: Caller> Coordinator<C> {
-    /// Has what reads the parameters map the memory of servers on a GPU.
+    /// Lets the reader of the parameters map the memory of servers on a GPU.
     pub fn use_gpu(&self, gpu: &Gpu) {
         self.transports.use_gpu(gpu, false);
     }

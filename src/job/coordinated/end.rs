@@ -1,4 +1,4 @@
-//! The end of a job: what was missing for its beginning, and the last message to all of its processes.
+//! The end of a job: the processes that were missing at its beginning, and the last message to all of its processes.
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ impl<C: Caller> Coordinator<C> {
     /// Ends a job that failed: servers write their last checkpoints, unless they were asked for them before, have
     /// learned nothing or diverged. Every process is told the cause before its connection closes.
     pub fn abort(mut self, cause: &str) {
-        // Servers that this process started are killed below, and would keep nothing of what they have learned.
+        // Servers that this process started are killed below, and would lose the versions since their last checkpoint.
         if self.has_learned() {
             self.close(self.last_checkpoint_within());
         }

@@ -110,7 +110,7 @@ pub struct Peer {
     pub role: Role,
     /// Its presence.
     pub presence: Presence,
-    /// The transport of its first address; of a worker, that of the control channel.
+    /// The transport of its first address; for a worker the transport of the control channel.
     pub transport: TransportKind,
     /// Bytes of initial values that were sent to it.
     pub bytes_told: u64,

@@ -15,7 +15,7 @@ use crate::transport::TransportKind;
 pub(super) const WORKERS: usize = 2;
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts nothing, keeps what it is warned of, and may wish the job to stop.
+/// A caller that starts no processes, keeps the warnings, and may wish the job to stop.
 #[derive(Default)]
 pub(super) struct Watches {
     pub(super) warned: Vec<String>,

@@ -28,7 +28,7 @@ pub struct Gathered {
 pub enum Parts {
     /// Shards, which are put together.
     Shards,
-    /// Copies of the whole, each worker's own, of which the mean counts. One that cannot be read is left out.
+    /// Whole copies, each worker's own, whose mean counts. A copy that cannot be read is left out.
     Copies,
 }
 
@@ -70,8 +70,8 @@ impl Gather {
         Gather { addresses, transports, parts, elements, readers: Vec::new() }
     }
 
-    /// Reads all parameters; with `newest`, those that nothing is newer than. Each part is given `timeout` (a worker's
-    /// copy two seconds).
+    /// Reads all parameters; with `newest`, of the newest versions. Each part has `timeout` (a worker's copy two
+    /// seconds).
     ///
     /// # Errors
     /// A shard cannot be read, or no copy can. The next call connects again.
@@ -81,7 +81,7 @@ impl Gather {
         }
         let collected = self.collect_shards(timeout, newest);
         collected.inspect_err(|_| {
-            // Whatever it was, a new connection does no harm.
+            // After any error a new connection does no harm.
             self.readers.clear();
         })
     }
@@ -104,7 +104,7 @@ impl Gather {
         for (_, reader) in &mut self.readers {
             let fresh = match newest {
                 true => reader.refresh(0, timeout)?,
-                // While workers publish, the newest is whatever a copy begins with.
+                // While workers publish, the newest version at the begin of the copy is good enough.
                 false => reader.refresh_to(Version::new(0), timeout)?,
             };
             whole.versions = whole.versions.min(fresh.version.get());
@@ -123,14 +123,14 @@ impl Gather {
         let mut failed = None;
         for (index, address) in addresses.iter().enumerate() {
             let at = self.readers.iter().position(|(known, _)| known == address);
-            // What it says of itself is a worker's own word.
+            // The version is the worker's own word, and is not trusted.
             let copy = self.copy(at, address).map_err(GatherError::from).and_then(|copy| {
                 self.check(&copy.1)?;
                 Ok(copy)
             });
             match copy {
                 Ok((version, copy)) => {
-                    // The first is what they began with.
+                    // The first version has the initial values.
                     versions = versions.min(version.saturating_sub(1));
                     copies.push(copy);
                 }

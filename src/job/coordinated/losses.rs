@@ -111,7 +111,7 @@ impl<C: Caller> Coordinator<C> {
         let keeps_checkpoints = self.keeps_checkpoints();
         let entry = &mut self.servers[shard];
         let own = entry.process.is_some();
-        // What the next incarnation tells is counted from nothing.
+        // The next incarnation counts from zero.
         entry.report.lost_updates = None;
         if !keeps_checkpoints || (own && entry.restarts >= self.plan.restarts) {
             return Err(self.lost_server(shard, Some(reason)));
@@ -131,8 +131,8 @@ impl<C: Caller> Coordinator<C> {
         Ok(())
     }
 
-    /// Ends workers that are neither heard of nor in at a server, and those that are started again and do not come to
-    /// the servers in time: the job cannot wait for them.
+    /// Ends workers that are silent and not in at a server, and restarted workers that do not come to the servers in
+    /// time: the job cannot wait for them.
     pub(super) fn let_go_of_the_silent(&mut self, now: crate::time::Instant) {
         let (longest, timeout) = (SILENT_FOR.max(self.plan.worker.lease), self.plan.timeout());
         for worker in 0..self.workers.len() {
@@ -202,7 +202,7 @@ impl<C: Caller> Coordinator<C> {
         self.caller.explain(CoordinatorError::AllLost(causes))
     }
 
-    /// A run without one of its shards cannot go on. What the workers saw of it is told with it.
+    /// A run without one of its shards cannot continue. The error includes the workers' view of the loss.
     pub(super) fn lost_server(&mut self, shard: usize, reason: Option<&str>) -> C::Error {
         let mut how = end_of(&mut self.servers[shard].process, reason.unwrap_or("is gone"));
         let told = |job: &Self| {
@@ -222,7 +222,7 @@ impl<C: Caller> Coordinator<C> {
         self.caller.explain(CoordinatorError::LostServer { shard, shards, how, resumable })
     }
 
-    /// Listens to the members for a while: one that has just been lost may still tell why.
+    /// Listens to the members for a while: a member that has just been lost may still tell why.
     ///
     /// # Errors
     /// A server is lost.
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_silent_worker_is_let_go_once_no_server_has_it_in() {
         let mut job = running();
-        // Worker 1 came back after it was let go: more have left in all than are lost now.
+        // Worker 1 came back after it was evicted: more workers have left in all than are lost now.
         job.servers[0].report.left = 1;
         listen(&mut job, 0..10);
         assert_eq!(job.workers[0].lost, None, "the server has it in");
@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn a_loss_is_told_once_no_server_has_the_worker_in() {
         let mut job = running();
-        // The server has come back from a checkpoint, and counts who leaves from nothing.
+        // The server has come back from a checkpoint, and counts departures from zero.
         job.servers[0].report.left = 0;
         job.workers[0].state = ProcessState::Lost { announced: false };
         job.workers[0].lost = Some(Loss::ended("was killed by signal 9"));

@@ -1,5 +1,5 @@
-//! A process of a coordinated job: its membership, over which the coordinator tells it what to do and hears how it gets
-//! on.
+//! A process of a coordinated job: its membership, over which it receives the coordinator's orders and sends its
+//! reports.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -199,7 +199,7 @@ impl CoordinatedMember {
     }
 
     /// Calls `then` in a thread of its own once the job is over, has failed or has lost its coordinator. A worker in
-    /// the middle of a computation may end its process there: servers drop what was not announced.
+    /// the middle of a computation may end its process there: servers drop gradients that were not announced.
     ///
     /// # Errors
     /// The system has no room for another thread.

@@ -1,4 +1,4 @@
-//! Jobs whose coordinator tells every other process what to do.
+//! Jobs whose coordinator gives every other process its orders.
 //!
 //! The processes of a [`Job`](super::Job) run one program with one plan. Here only the coordinator knows the plan: the
 //! others are started bare, know nothing but where to meet, and are told their orders. A worker's order carries a text
@@ -11,8 +11,8 @@
 //!
 //! A [`Coordinator`] keeps the rendezvous, starts processes or waits for them, starts lost ones again, has servers
 //! keep checkpoints, and names the first cause of a failure. The membership, the roster, the choice of transports and
-//! the loops of servers and workers are those of every job. A [`Gather`] reads the parameters meanwhile. `slackline
-//! train` is such a coordinator, `slackline serve` and `slackline work` are such members.
+//! the loops of servers and workers are the same as in every job. A [`Gather`] reads the parameters meanwhile.
+//! `slackline train` is such a coordinator, `slackline serve` and `slackline work` are such members.
 
 mod caller;
 mod causes;
@@ -65,7 +65,7 @@ use crate::node::check_scheme_of_host;
 pub const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(20);
 
 /// The channel between a process and the coordinator waits for so many leases (3 to 15 s) for a peer that is silent:
-/// servers judge by the lease who is late, and the channel beside them is not to be faster.
+/// servers judge by the lease which worker is late, and the channel beside them is not to be faster.
 const LEASES: u32 = 2;
 
 /// The plan of a coordinated job, which its coordinator alone knows.
@@ -110,7 +110,7 @@ impl Coordination {
     /// Checks that nothing is asked for that does not go with a proxy on each host, if the plan has them.
     ///
     /// # Errors
-    /// [`JobError::PerHost`], or that of a scheme that a host's sum does not fit.
+    /// [`JobError::PerHost`], or the error of a scheme that cannot take a host's sum.
     pub fn check_per_host(&self) -> Result<(), JobError> {
         let plan = &self.worker.plan;
         plan.check_per_host()?;
@@ -123,8 +123,8 @@ impl Coordination {
         }
     }
 
-    /// Estimates the memory of all processes together, in bytes, without the caller's own; of proxies, that of one
-    /// host.
+    /// Estimates the memory of all processes together, in bytes, without the caller's own; of the proxies, it counts
+    /// one host.
     pub fn memory(&self) -> u128 {
         let WorkerOrder { scheme, encoding, own_step, .. } = &self.worker;
         let own = 4 * self.initial.len() as u128;
@@ -134,7 +134,8 @@ impl Coordination {
         let Some(server) = &self.server else {
             let states = self.worker.group.as_ref().map_or(0, |group| group.optimizer.states()) as u128;
             // From each of the others come two parts, of half the parameters each at most. The parameters and the
-            // next mean; frames for its readers; what a step takes, and the gradient. And all copies at the reader.
+            // next mean; frames for its readers; the state of the optimiser and the gradient. And all copies at the
+            // reader.
             let worker = own * (workers - 1 + 2 + 3 + (3 + 2 * states) + 1);
             return workers * (worker + 2 * own) + coordinator;
         };
@@ -144,7 +145,7 @@ impl Coordination {
         let pushed = if scheme.pushes() { 3 * own } else { 0 };
         let slots = u128::from(scheme.slots());
         let kept = match own_step {
-            // As many gradients as a copy may lack, and the one that is made.
+            // As many gradients as a copy may lack, and the current one.
             Some(_) => slots.max(u128::from(scheme.staleness().unwrap_or(0))) + 1,
             None => 0,
         };

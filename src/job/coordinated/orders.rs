@@ -47,7 +47,7 @@ pub struct ServerOrder {
     pub plan: JobPlan,
     /// The transports over which it is reached.
     pub listen: Vec<TransportKind>,
-    /// What folds, and where its payloads are.
+    /// The device that folds and holds the payloads.
     pub device: ComputeDevice,
     /// The table, of which it holds one shard.
     pub table: Table,
@@ -132,7 +132,7 @@ pub struct WorkerOrder {
     pub workers: usize,
     /// The number of this worker, which the coordinator fills in.
     pub worker: usize,
-    /// What computes gradients, and where they are published from.
+    /// The device that computes the gradients, and from which they are published.
     pub device: ComputeDevice,
     /// The scheme.
     pub scheme: scheme::SchemeConfig,
@@ -165,7 +165,7 @@ pub struct GroupOrder {
     pub optimizer: Optimizer,
     /// How the step size falls.
     pub schedule: Schedule,
-    /// The name of the job among those of its workers: a number that no other job has.
+    /// The identity of the job for its workers: a number that no other job has.
     pub run: u64,
 }
 
@@ -175,8 +175,8 @@ pub struct GroupOrder {
 pub(super) enum Message {
     /// The counters of a server.
     Status(ServerReport),
-    /// The numbers of the workers that are in at a server, or at that of a host: said once it serves, though none is,
-    /// and again whenever others are.
+    /// The numbers of the workers that are in at a server, or at the proxy of a host: sent once it serves, also if the
+    /// list is empty, and again whenever the list changes.
     Workers(Vec<u32>),
     /// The checkpoint that a server goes on from, or none if it begins with the initial values. Said by servers that
     /// keep checkpoints.
@@ -190,11 +190,11 @@ pub(super) enum Message {
     },
     /// A server has written its last checkpoint, or has said why it could not; the newest version on the disk.
     Closed(Option<u64>),
-    /// A worker is connected to all servers, to all other workers or to the one that serves its host, and how.
+    /// A worker is connected to all servers, to all other workers or to the proxy of its host, with the paths taken.
     Joined(Vec<PathTaken>),
     /// The addresses at which a worker's own parameters can be read.
     Publishes(Vec<Address>),
-    /// The counters of a worker; said at least ten times a second, whatever it computes.
+    /// The counters of a worker; sent at least ten times a second, also during a computation.
     Progress(WorkerReport),
     /// All gradients of a worker are folded in.
     Finished(WorkerReport),
@@ -208,7 +208,7 @@ pub(super) const VALUES_PER_MESSAGE: usize = (MAX_MESSAGE_BYTES - 1) / 4;
 /// A body of JSON as a message.
 pub(super) fn json(body: &impl Serialize) -> Vec<u8> {
     let mut message = vec![b'J'];
-    // Plain data with names as keys: there is nothing that JSON cannot hold.
+    // Plain data with names as keys: JSON can hold all of it.
     serde_json::to_writer(&mut message, body).expect("messages always serialise");
     message
 }
@@ -240,8 +240,8 @@ pub(super) fn read<M: DeserializeOwned>(message: &[u8]) -> Result<Body<M>, Strin
     }
 }
 
-/// Takes whatever `bytes` are for a message of a member and for an order, and does with them what their readers do
-/// first.
+/// Decodes arbitrary `bytes` as a message of a member and as an order, and does the first steps of their readers with
+/// the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_message(bytes: &[u8]) {
     match read::<Message>(bytes) {

@@ -66,7 +66,7 @@ pub struct ServerReport {
     pub folded: u64,
     /// The sum of the versions that these were behind.
     pub versions_behind: u64,
-    /// Those of them that were computed on the version before theirs.
+    /// Folded gradients that were computed on the version right before theirs.
     pub fresh: u64,
     /// Gradients that came too late, and were not folded in.
     pub dropped: u64,
@@ -84,9 +84,9 @@ pub struct ServerReport {
     pub waits_for: Option<u64>,
     /// Versions that gradients may be behind by now.
     pub staleness_bound: Option<u64>,
-    /// Squared norm of the mean of the gradients that were measured last.
+    /// Squared norm of the mean of the last measured gradients.
     pub mean_norm_squared: Option<f64>,
-    /// Variance of one gradient, of those that were measured last.
+    /// Variance of one gradient among the last measured ones.
     pub variance: Option<f64>,
 }
 
@@ -114,7 +114,7 @@ impl From<ServerStatus> for ServerReport {
     }
 }
 
-/// The counters of a worker, sent ten times a second whatever it computes.
+/// The counters of a worker, sent ten times a second, also during a computation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
     /// Mean loss since the last report; `None` if there was no gradient, or it is not finite.

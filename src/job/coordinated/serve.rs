@@ -86,7 +86,7 @@ impl CoordinatedMember {
             }
             let status = server.status();
             if gradients.is_some_and(|all| status.folded >= all) {
-                // Workers go on until they hear that it is over: what they bring moves nothing any more.
+                // Workers continue until they hear that the job is over: their gradients do not change the parameters.
                 server.set_learning_rate(0.0)?;
                 gradients = None;
             }
@@ -104,7 +104,7 @@ impl CoordinatedMember {
                 break Some(end);
             }
         };
-        // Whatever ended the job: what was learnt is kept where that was asked for.
+        // For any end of the job: a job with checkpoints keeps the newest version.
         let mut checkpoint_error = None;
         if keeps && !closed {
             let within = if end.is_none() { self.timeout.min(LAST_CHECKPOINT_WITHIN) } else { self.timeout };

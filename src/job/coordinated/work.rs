@@ -43,16 +43,16 @@ type Compute<'a> = &'a mut dyn FnMut(u64, &[f32], &mut [f32], Option<Stop<'_>>) 
 #[cfg(feature = "cuda")]
 type ComputeOnGpu<'a> = &'a mut dyn FnMut(u64, Stop<'_>) -> Result<Option<f32>, Error>;
 
-/// Where a computation on a GPU has what it reads and writes: all parameters and the whole gradient, in f32, and the
-/// stream that it is ordered by.
+/// The memory that a computation on a GPU reads and writes: all parameters and the whole gradient, in f32, and the
+/// stream that orders it.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Debug)]
 pub struct GpuBuffers {
-    /// What the parameters are copied to.
+    /// The destination of the parameters.
     pub parameters: GpuSlice,
-    /// What is published.
+    /// The gradient to publish.
     pub gradient: GpuSlice,
-    /// Copies to the parameters come before what the stream gets later; the gradient is that of what the stream has.
+    /// Copies to the parameters precede later work of the stream; the gradient is published behind the stream's work.
     pub stream: GpuStream,
 }
 
@@ -63,8 +63,8 @@ type MakeStep<'a> = &'a mut dyn FnMut(LoopStep<'_>, &mut Gradients) -> Result<Op
 type Observe<'a> = &'a mut dyn FnMut(&Worker<Mixed>, Option<f64>);
 
 impl CoordinatedMember {
-    /// Connects a worker to the servers of its job, once all of them are up; to that of its host, where the plan has a
-    /// proxy on each.
+    /// Connects a worker to the servers of its job, once all of them are up; to the proxy of its host, where the plan
+    /// has one on each.
     ///
     /// # Errors
     /// The servers do not come up within the timeout of `order`, or no transport reaches one.
@@ -200,7 +200,7 @@ impl ServerWork {
             match self.work.attend() {
                 Ok(Some(end)) => return Ok(end),
                 Ok(None) => {}
-                // The coordinator decides what becomes of a job that has lost a server.
+                // The coordinator decides how a job continues that has lost a server.
                 Err(_) => return Ok(self.member.wait_for_the_end()),
             }
         }
@@ -232,7 +232,7 @@ impl ServerWork {
     }
 }
 
-/// Publishes what was computed in a step, abandons the step, or ends it with its error.
+/// Publishes the gradient of a step, abandons the step, or ends it with its error.
 fn end_step<'a>(
     step: LoopStep<'a>,
     computed: Result<Option<f32>, Error>,

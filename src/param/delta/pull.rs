@@ -16,7 +16,7 @@ use crate::param::pull::MAX_READ_BYTES;
 use crate::param::{FrameSource, PullError, Pulled, Welcome};
 use crate::transport::{CompletionError, Endpoint, Operation, PostError, WorkCompletion, WorkRequest};
 
-/// Bytes that are read at once of what is taken word by word: over any transport no word tears in such a request.
+/// Bytes that are read at once where words are used one by one: over any transport no word tears in such a request.
 const MAX_WORDS_BYTES: usize = 4096;
 
 /// The memory in which a reader finds differences.
@@ -49,7 +49,7 @@ impl DeltaSource {
     }
 }
 
-/// What a reader holds of a version: the publisher that made it, and its number. No publisher makes a number twice.
+/// The identity of a reader's version: the publisher that made it, and its number. No publisher makes a number twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HeldVersion {
     /// The incarnation of the publisher.
@@ -100,7 +100,7 @@ pub struct DeltaPull {
     label: FrameLabel,
     least: Version,
     exactly: Option<Version>,
-    /// The version to come to: the latest when a look first found one that satisfies the bound.
+    /// The target version: the latest one when a look first found a version that satisfies the bound.
     target: Option<Version>,
     /// The difference at hand.
     chosen: (u8, DeltaHeader, FrameLabel),
@@ -151,7 +151,7 @@ impl DeltaPull {
         (self.target, self.checksum, self.step) = (None, None, DeltaStep::Look);
     }
 
-    /// Gives up. What is in flight reaches nothing but its own memory.
+    /// Gives up. Requests in flight reach nothing but their own memory.
     pub fn cancel(&mut self) {
         self.step = DeltaStep::Idle;
     }
@@ -161,7 +161,7 @@ impl DeltaPull {
         self.gains
     }
 
-    /// Returns what to do next.
+    /// Returns the next step of the caller.
     pub fn turn(&self) -> DeltaTurn {
         match self.step {
             DeltaStep::Fetched => DeltaTurn::Apply,
@@ -250,8 +250,8 @@ impl DeltaPull {
             DeltaStep::Verified => {
                 self.learn();
                 let (slot, header, label) = self.chosen;
-                // Words of the first look may be older than its sequence, those of this one may be newer: what is the
-                // same in both is of this difference, since the version in a slot only grows.
+                // Words of the first look may be older than its sequence, words of this look may be newer: words that
+                // are the same in both belong to this difference, since the version in a slot only grows.
                 let is_same = self.slot(slot) == (header, label) || mutant!("delta_verify");
                 self.step = match is_same {
                     true if self.target == Some(self.held.version) => DeltaStep::Reached,

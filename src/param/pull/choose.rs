@@ -1,4 +1,5 @@
-//! Which frame a pull copies where it is not simply the latest: one that it pins, or one with an older version.
+//! The choice of the frame that a pull copies where it is not simply the latest: a frame that it pins, or a frame
+//! with an older version.
 
 use super::{BEFORE_LINE, HEADER, PULL_TAG, Pull, PullError, PullStep};
 use crate::mem::RemoteSlice;
@@ -18,7 +19,7 @@ impl Pull {
     }
 
     /// Pins the frame that is the latest now. An owner that has begun to write it before it finds the pin writes it to
-    /// its end, and lets it be from then on: whatever whole version it has is good, if it satisfies the bound.
+    /// its end, and leaves it alone from then on: any whole version in it is good, if it satisfies the bound.
     pub(super) fn pin(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
         if !self.write_pin(endpoint, inbox::COPIES | (u64::from(frame) + 1))? {
             return Ok(false);
@@ -86,7 +87,7 @@ impl Pull {
         }
     }
 
-    /// Looks for an older version in `frame`, and in those behind it.
+    /// Looks for an older version in `frame`, and in the frames behind it.
     pub(super) fn search(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
         self.searched = frame;
         if frame >= self.source.geometry.frames {

@@ -75,7 +75,7 @@ impl Pull {
             return Ok(self.begin_again());
         }
         if self.is_look_due {
-            // Between the looks at the header, as the payload: what proves that one whole proves the other.
+            // Between the looks at the header, as the payload: the same proof holds for both.
             let look = self.looks_between().and_then(|looks| looks.get(usize::from(self.frame)));
             let look = look.ok_or(PullError::Damaged { expected: total, found: 0 })?;
             let posted = endpoint.post(std::slice::from_ref(look));
@@ -102,7 +102,7 @@ impl Pull {
         if end - begin < total {
             let payload = self.payload(self.frame, range)?;
             let looks = self.looks_of_part();
-            // What has come by now: those in flight may be read after it.
+            // The bytes that have arrived by now: bytes in flight may be read after the look.
             let proves = looks.as_ref().map(|_| self.arrived);
             let posted = match looks {
                 Some([header, status]) => endpoint.post(&[header, status, payload]),
@@ -125,7 +125,7 @@ impl Pull {
         matches!(self.into, Some(PayloadSlice::Gpu(_)))
     }
 
-    /// Reads the next pieces; `copied` counts those that are read.
+    /// Reads the next pieces; `copied` counts the pieces that are read.
     pub(super) fn on_pieces(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let pieces = self.pieces.as_ref().map_or(&[][..], |(pieces, _)| pieces);
         let next = pieces.get(self.copied as usize..).unwrap_or_default();
@@ -175,7 +175,7 @@ impl Pull {
         Ok(WorkRequest::signalled(PULL_TAG, operation))
     }
 
-    /// Copies out of a whole payload, at hand in `from`, what this pull copies.
+    /// Copies the parts that this pull reads out of `from`, a whole payload at hand.
     pub(crate) fn copy_out(&self, from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
         let Some((pieces, _)) = &self.pieces else {
             return to.copy_from(from, Streaming::ByLength);

@@ -8,8 +8,8 @@ use crate::clock::Version;
 use crate::param::layout::FrameGeometry;
 use crate::transport::Endpoint;
 
-/// Looks that are in flight at once. What one finds is as old as its way here is long, behind all that the owner has
-/// sent before it: so one goes with each piece that is read, and one more when a piece has come.
+/// Looks that are in flight at once. The answer of a look arrives behind all bytes that the owner has sent before it,
+/// and is as old as that takes: so one look goes with each piece that is read, and one more when a piece has arrived.
 const LOOKS_AHEAD: usize = 4;
 
 /// The least and the most bytes of a piece. [`READ_AHEAD`] of them are in flight at once, and no more: the answer to a
@@ -69,7 +69,7 @@ impl Pull {
             return self.look_at_followed(endpoint);
         }
         if self.outstanding > 0 {
-            // What is in flight comes first.
+            // Requests in flight come first.
             self.follow.is_look_due = false;
             return Ok(false);
         }
@@ -83,7 +83,7 @@ impl Pull {
         }
         if header.sequence == attempt.wrapping_add(1) {
             // The attempt ended whole. The words of this header were read in any order, so that some of them may be
-            // older than its sequence; those of one that is read after it cannot.
+            // older than its sequence; the words of a header that is read after it cannot.
             if !std::mem::replace(&mut self.follow.ended, true) {
                 self.state = PullStep::FollowBegin;
                 return Ok(true);
@@ -100,8 +100,8 @@ impl Pull {
         Ok(self.look_again(PullStep::FollowBegin))
     }
 
-    /// Reads the next piece of what has landed, behind another look, if not too many are in flight: how far the owner
-    /// is by then is known before the piece is here.
+    /// Reads the next piece of the landed bytes, behind another look, if not too many are in flight: the owner's
+    /// progress by then is known before the piece arrives.
     fn read_piece(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let Follow { frame, asked, known, looks, .. } = self.follow;
         let rest = known - asked;
@@ -125,7 +125,7 @@ impl Pull {
                 self.note_look();
             }
             self.batches.push(BatchInFlight { end: asked + bytes, proves: None, is_look: false });
-            // What is copied again was a gain the first time.
+            // Bytes that are copied again counted as a gain the first time.
             self.gains += u64::from(self.retries == 0);
             // The destination is being written from its begin on.
             self.partial = None;

@@ -44,7 +44,7 @@ impl Pull {
         !matches!(self.included, Included::NotAsked)
     }
 
-    /// The looks at each frame that come between those at its header, if there are any.
+    /// The looks at each frame between the two looks at its header, if there are any.
     pub(super) fn looks_between(&self) -> Option<&[WorkRequest]> {
         match &self.included {
             Included::InWords { looks, .. } => Some(looks),

@@ -29,8 +29,8 @@ enum Copied {
 }
 
 impl Pull {
-    /// Has pulls load what `endpoint` has mapped: a pull of a version that is there takes no request, which for a small
-    /// one is most of the time. What such a copy cannot do is left to requests.
+    /// Lets pulls load from the memory that `endpoint` has mapped: a pull of an existing version then needs no request,
+    /// which is most of the time of a small pull. Other cases are left to requests.
     pub fn map(&mut self, endpoint: &impl Endpoint) {
         let map = |remote| endpoint.map(remote);
         let both = map(&self.source.control).zip(map(&self.source.frames));
@@ -58,7 +58,7 @@ impl Pull {
         let Some(into) = self.plain_copy().filter(|_| is_simple && !mapped.guard.is_inherited()) else {
             return Copied::Nothing;
         };
-        // Acquire: the version that it names is whole in what is loaded from here on, unless it is being overwritten.
+        // Acquire: the loads from here on see the version that it names whole, unless it is being overwritten.
         let latest = control.load(ControlLayout::LATEST, ordering!("mapped_acquire", Acquire));
         let latest = Latest::from_word(latest);
         if latest.frame >= source.geometry.frames {
@@ -73,7 +73,7 @@ impl Pull {
         if !is_version || !self.is_wanted(&before) {
             return Copied::Nothing;
         }
-        // What belongs to the payload is loaded between the two looks, as that is.
+        // Words that belong to the payload are loaded between the two looks, as the payload is.
         let included = match self.included {
             Included::NotAsked => None,
             Included::InHeader => Some(before.included),
@@ -90,7 +90,7 @@ impl Pull {
         let at = (source.geometry.stride() * u64::from(latest.frame)) as usize;
         let payload = mapped.frames.as_volatile().subslice(at, source.geometry.payload_bytes as usize);
         self.copy_out(payload, into.as_volatile());
-        // The loads of all this come before those of the second look.
+        // All these loads precede the loads of the second look.
         if !mutant!("mapped_fence") {
             fence(Acquire);
         }

@@ -7,7 +7,7 @@ use crate::mem::PAGE_SIZE;
 use crate::param::layout::{FrameGeometry, FrameLabel};
 use crate::transport::{Endpoint, Flags, WorkRequest};
 
-/// Bytes that are read at a time over a connection that may break: what is lost with it at most.
+/// Bytes that are read at a time over a connection that may break: at most so many are lost with it.
 pub(super) const RESUMED_BYTES: u64 = 64 << 20;
 
 /// Parts in which requests read a copy that proves them, and the least bytes of one: how soon it is seen that the owner
@@ -105,8 +105,8 @@ impl Pull {
         };
     }
 
-    /// The looks at the header and at the status that prove all that has come before the next batch. Not with the first
-    /// one: a label that is still on its way would not be proved with it.
+    /// The looks at the header and at the status that prove the bytes before the next batch. Not with the first
+    /// batch: a label that is still on its way would not be proved with it.
     pub(super) fn looks_of_part(&self) -> Option<[WorkRequest; 2]> {
         let looks =
             self.looks.get(usize::from(self.frame)).filter(|_| self.has_batch && self.proves_parts())?;
@@ -115,8 +115,8 @@ impl Pull {
         Some([header, status])
     }
 
-    /// Takes note of what the last looks proved, and pins the frame if the owner is about to overtake the copy. False
-    /// if the copy has to begin again.
+    /// Records the bytes that the last looks proved, and pins the frame if the owner is about to overtake the copy.
+    /// False if the copy has to begin again.
     pub(super) fn prove_part(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let Some(bytes) = self.look_proves.take() else { return Ok(true) };
         if !self.before.same_payload(&self.header(AFTER_LINE)) || !self.is_of_partial() {
@@ -137,7 +137,7 @@ impl Pull {
     fn is_too_slow(&self, bytes: u64) -> bool {
         let FrameGeometry { frames, payload_bytes, .. } = self.source.geometry;
         let (latest, ..) = self.status();
-        // What was published before the copy began says nothing of the time that it takes.
+        // Versions that were published before the copy began say nothing about its duration.
         let begun = self.latest.version.max(self.before.version);
         let (versions, older) = (begun.behind(latest.version), self.before.version.behind(begun));
         let frames = u64::from(frames - 1).saturating_sub(older);
@@ -145,8 +145,8 @@ impl Pull {
         versions > 0 && versions.saturating_mul(all) >= frames.saturating_mul(copied)
     }
 
-    /// Whether the version that is being copied, whose label is proved, is the one that the copy went on with. If it is
-    /// not, nothing of it is kept.
+    /// Whether the version that is being copied, whose label is proved, is the version of the partial copy. If it is
+    /// not, no byte of the partial copy is kept.
     pub(super) fn is_of_partial(&mut self) -> bool {
         let is_same = !self.is_resumed
             || mutant!("resume")
@@ -157,8 +157,8 @@ impl Pull {
         is_same
     }
 
-    /// Of two versions with one number. Only an origin makes a number once: versions of a server have none, and those
-    /// of its next incarnation have the same numbers.
+    /// Compares two versions with one number. Only within one origin is a number unique: versions of a server have no
+    /// origin, and the versions of its next incarnation have the same numbers.
     fn is_same_version(&self, partial: &PartialCopy) -> bool {
         let label = self.label();
         partial.label == label && (label.origin != 0 || partial.epoch == self.source.epoch)

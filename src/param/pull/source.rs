@@ -1,4 +1,4 @@
-//! What a pull reads, how, and what comes of it.
+//! The source, the options and the result of a pull.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -60,8 +60,8 @@ pub enum Consistency {
     /// The bytes of exactly one version.
     #[default]
     Whole,
-    /// Whatever is there: possibly a mixture of versions, with the version number of none of them. For measuring
-    /// what the check costs, and for showing that a test finds its absence.
+    /// The bytes as they are: possibly a mixture of versions, with the version number of none of them. To measure the
+    /// cost of the check, and to show that a test finds its absence.
     Mixture,
 }
 
@@ -103,7 +103,7 @@ pub struct Pulled {
     pub retries: u64,
 }
 
-/// A pull failed for good.
+/// A pull failed permanently.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
@@ -163,7 +163,7 @@ pub enum PullError {
         /// The number of versions that it may be behind.
         most_behind: u64,
     },
-    /// The bytes are not those that the owner wrote, though the frame did not change.
+    /// The bytes differ from the owner's, though the frame did not change.
     #[error(
         "version {} does not match its checksum: the transport or the memory damaged it; {}",
         version.get(),

@@ -54,8 +54,8 @@ impl Pull {
                 return self.pin(endpoint, latest.frame);
             }
             if std::mem::replace(&mut self.guess, latest.frame) == latest.frame {
-                // The header was read along with the status, in whatever order: it must be of the version that the
-                // status names, and whole.
+                // The header was read along with the status, in any order: it must be of the version that the status
+                // names, and whole.
                 return self.on_header(endpoint);
             }
             return self.look(endpoint, latest.frame, HEADER, PullStep::Header);
@@ -112,7 +112,7 @@ impl Pull {
         if !is_one && self.options.consistency == Consistency::Whole {
             return Ok(self.begin_again());
         }
-        // Of the later header only the sequence counts: its other words may be those of the frame's next version.
+        // Of the later header only the sequence counts: its other words may belong to the frame's next version.
         self.accept(before)
     }
 
@@ -155,7 +155,7 @@ impl Pull {
         Ok(true)
     }
 
-    /// Whether a whole version satisfies the bound, and is the one that the caller has named, if it has.
+    /// Whether a whole version satisfies the bound, and is the exact version of the request, if it has one.
     pub(super) fn is_wanted(&self, header: &FrameHeader) -> bool {
         let is_another = self.options.exactly.is_some_and(|version| version != header.version);
         !is_another && self.bound.is_met_by(header.version, header.smallest_clock)
@@ -178,8 +178,8 @@ impl Pull {
         self.retry()
     }
 
-    /// Checks what no version changes. False if another look is to decide: while an owner is replaced by its next
-    /// incarnation, the words of one look may be of both.
+    /// Checks the words that are the same for all versions. False if another look is to decide: while an owner is
+    /// replaced by its next incarnation, the words of one look may be of both.
     pub(super) fn check_header(&mut self, header: &FrameHeader) -> Result<bool, PullError> {
         if header.epoch != self.source.epoch && !mutant!("epoch") {
             return Err(PullError::Epoch { expected: self.source.epoch, found: header.epoch });
@@ -238,7 +238,7 @@ impl Pull {
                         | PullStep::PinHeader
                         | PullStep::FollowHeader
                 );
-                // What is copied again was a gain the first time.
+                // Bytes that are copied again counted as a gain the first time.
                 self.gains += u64::from(!looks && self.retries == 0);
                 self.outstanding += 1;
                 self.state = next;

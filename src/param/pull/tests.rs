@@ -455,13 +455,13 @@ fn all_parts_are_in_flight_of_an_owner_that_does_not_publish_meanwhile() {
     pull.limit_batch(64);
     publish(&mut frames, Version::new(1));
     let mut pulled = |versions| parts_in_flight((&mut frames, &mut endpoint, &mut pull), versions);
-    // At first two, and with each part that has come one more; of the next one four, and then all that is left.
+    // At first two, and one more with each part that has arrived; of the next version four, and then all the rest.
     let first = pulled(0);
     assert!((3..7).contains(&first), "{first}");
     assert_eq!((pulled(0), pulled(1)), (7, 7));
     assert_eq!(pulled(0), first, "it published during the last one");
     assert_eq!(pulled(0), 7);
-    // One that was given up may have had too little time.
+    // A pull that was given up may have had too little time.
     pull.start(Bound::NONE, region(512).whole(), PullOptions::default()).unwrap();
     pull.cancel();
     assert_eq!(parts_in_flight((&mut frames, &mut endpoint, &mut pull), 0), first);

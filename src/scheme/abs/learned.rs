@@ -1,5 +1,5 @@
-//! What ABS has learned, for the server's next incarnation: only the first loss of the whole run says how far training
-//! has come.
+//! The learned state of ABS, for the server's next incarnation: only the first loss of the whole run tells the progress
+//! of training.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ impl AbsServer {
         serde_json::to_string(&AbsLearned { k: self.k, first_loss }).ok()
     }
 
-    /// Goes on from what was learned before; from nothing where that cannot be.
+    /// Continues from the learned state of before; from nothing if that is not possible.
     pub(super) fn take_up(&mut self, text: &str) {
         let learned = serde_json::from_str::<AbsLearned>(text).ok();
         if let Some(AbsLearned { k, first_loss }) =

@@ -65,10 +65,10 @@ pub enum SchemeConfig {
         /// Most clocks that a copy may be behind its reader; at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
         staleness: u64,
     },
-    /// Value-bounded asynchronous parallel (Dai et al., AAAI 2015, arXiv 1410.8043): no clock bounds anything; what is
-    /// in transit may be so large, counted in largest elements of gradients times their weights, and `1 / sqrt(c + 1)`
-    /// of that in clock `c`. How large a gradient is is known only when it is computed: until then its worker takes it
-    /// to be as large as its last. [`Strength::Published`] counts sums of updates instead.
+    /// Value-bounded asynchronous parallel (Dai et al., AAAI 2015, arXiv 1410.8043): no clock bounds anything; the
+    /// updates in transit may be so large, counted in largest elements of gradients times their weights, and `1 /
+    /// sqrt(c + 1)` of that in clock `c`. How large a gradient is is known only when it is computed: until then its
+    /// worker takes it to be as large as its last. [`Strength::Published`] counts sums of updates instead.
     Vap {
         /// The bound in clock 0; above 0.
         bound: f32,
@@ -128,8 +128,8 @@ impl SchemeConfig {
     #[doc(hidden)]
     pub const RUN_AHEAD_MAX: u64 = 1024;
 
-    /// Most slots that a worker can have: for each of these clocks one, one that is being folded in, and one that is
-    /// being written.
+    /// Most slots that a worker can have: one for each of these clocks, one for the gradient that is being folded in,
+    /// and one for the gradient that is being written.
     #[doc(hidden)]
     pub const SLOTS_MAX: u16 = Self::RUN_AHEAD_MAX as u16 + 2;
 
@@ -240,12 +240,12 @@ impl SchemeConfig {
         }
     }
 
-    /// Returns the number of slots that each worker needs: one that is being folded in, one that is being written,
-    /// and one for each clock that its gradients may wait at the server.
+    /// Returns the number of slots that each worker needs: one for the gradient that is being folded in, one for the
+    /// gradient that is being written, and one for each clock that its gradients may wait at the server.
     #[doc(hidden)]
     pub const fn slots(&self) -> u16 {
         match *self {
-            // What no clock bounds goes as far as there is room.
+            // Without a bound by clocks, there are as many as there is room for.
             SchemeConfig::Vap { strength: Strength::Weak | Strength::Strong, .. } => 4,
             SchemeConfig::Bap { staleness } | SchemeConfig::Delay { staleness, .. } => {
                 let ahead = if staleness < Self::RUN_AHEAD_MAX { staleness } else { Self::RUN_AHEAD_MAX };
@@ -270,8 +270,8 @@ impl SchemeConfig {
         }
     }
 
-    /// Returns the most gradients of one worker that a server folds at once: delays may bring those of several rounds
-    /// together.
+    /// Returns the most gradients of one worker that a server folds at once: delays may bring the gradients of several
+    /// rounds together.
     pub(crate) const fn gradients_of_each(&self) -> u64 {
         match *self {
             SchemeConfig::Delay { staleness, .. } => staleness.saturating_add(1),
@@ -316,7 +316,7 @@ impl SchemeConfig {
         matches!(self, SchemeConfig::Dbw { choice: Choice::Dynamic { .. } | Choice::Published, .. })
     }
 
-    /// True if it promises what it does of plain SGD alone, so that a server refuses other optimisers.
+    /// True if its promises hold for plain SGD alone, so that a server refuses other optimisers.
     #[doc(hidden)]
     pub const fn requires_sgd(&self) -> bool {
         matches!(
@@ -333,7 +333,7 @@ impl SchemeConfig {
         matches!(self, SchemeConfig::Dbw { choice: Choice::Dynamic { .. }, .. })
     }
 
-    /// True if servers may ask a worker to abandon what it computes, so that asking whether they did is worth while.
+    /// True if servers may ask a worker to abandon a computation, so that it is worth while to ask whether they did.
     #[doc(hidden)]
     pub const fn interrupts(&self) -> bool {
         matches!(
@@ -344,7 +344,7 @@ impl SchemeConfig {
     }
 
     /// True if every gradient is folded in, each worker's in order, and with one part in the number of workers, so that
-    /// a worker knows what its own will do before the server has done it.
+    /// a worker knows the effect of its own gradients before the server has applied them.
     #[doc(hidden)]
     pub const fn folds_all_in_order(&self) -> bool {
         matches!(
@@ -381,7 +381,7 @@ impl SchemeConfig {
     }
 
     /// True if one server decides for all where there are several: it counts versions of the server where others count
-    /// clocks, and those of two have nothing to do with each other. Also where a version waits for several workers,
+    /// clocks, and the versions of two servers are not related. Also where a version waits for several workers,
     /// whichever come first, and workers wait for their own: two shards that choose differently could wait for ever for
     /// workers that wait for the other. See [`Server::follow`](crate::node::Server::follow).
     #[doc(hidden)]
@@ -403,7 +403,7 @@ impl SchemeConfig {
     /// different workers have joined. From then on workers come and go as they like.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check); the scheme has no server.
+    /// The errors of [`check`](Self::check); the scheme has no server.
     #[doc(hidden)]
     pub fn server(&self, workers: usize) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
         self.server_at(workers, Clock::new(0), Version::new(0))

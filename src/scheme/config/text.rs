@@ -6,7 +6,7 @@ use core::str::FromStr;
 use super::{DEFAULT_STALENESS, SchemeConfig, SchemeConfigError};
 use crate::scheme::{Choice, Delivery, Partition, Shrink, StepRule, Strength, WaitFor};
 
-/// A name that people can write, and what it takes. The first setting may be given without its name.
+/// A name that people can write, and its settings. The first setting may be given without its name.
 struct SchemeEntry {
     name: &'static str,
     takes: &'static [&'static str],

@@ -1,11 +1,11 @@
-//! Value-bounded asynchronous parallel: what is in transit may be so large and no larger.
+//! Value-bounded asynchronous parallel: a bound on the size of the updates in transit.
 //!
 //! From Dai et al., *High-Performance Distributed ML at Scale through Parameter Server Consistency Models*, AAAI 2015,
 //! arXiv 1410.8043, after arXiv 1312.7869, which tells weak from strong. These two are counted in a form of our own:
-//! the magnitude of a gradient is that of its largest element, times the weight that it is folded with, magnitudes are
-//! added, and the bound of clock `c` is `bound / sqrt(c + 1)`. One gradient alone is always let through, however large
-//! it is, so what is in transit is at most the larger of the bound and one gradient. The form that was published, with
-//! sums of updates instead, is in `published`.
+//! the magnitude of a gradient is the magnitude of its largest element, times the weight that it is folded with,
+//! magnitudes are added, and the bound of clock `c` is `bound / sqrt(c + 1)`. One gradient alone is always let through,
+//! however large it is, so the updates in transit are at most as large as the bound or one gradient, whichever is
+//! larger. The published form, with sums of updates instead, is in `published`.
 
 mod published;
 
@@ -31,8 +31,8 @@ pub enum Strength {
     Strong,
     /// As published: each worker's own updates that some worker has not yet seen, counted by the largest element of
     /// their sum. The server holds an update back that would take the sum beyond the bound, and its worker waits for
-    /// it; `bound / sqrt(t)` is that of update `t` of the server. For plain SGD, in the simulator alone: a real server
-    /// keeps no updates to add up.
+    /// it; the bound of update `t` of the server is `bound / sqrt(t)`. For plain SGD, in the simulator alone: a real
+    /// server keeps no updates to add up.
     Published,
 }
 
@@ -58,14 +58,14 @@ impl<T: Copy + PartialOrd> InTransit<T> {
         self.sum += magnitude;
     }
 
-    /// Forgets those at the front that are done with.
+    /// Removes the finished entries at the front.
     fn forget(&mut self, is_done: impl Fn(T) -> bool) {
         while let Some((_, magnitude)) = self.entries.front().filter(|(at, _)| is_done(*at)) {
             self.sum -= magnitude;
             self.entries.pop_front();
         }
         if self.entries.is_empty() || !self.sum.is_finite() {
-            // Rounding does not add up, and what was infinite ends.
+            // Rounding errors do not add up, and an infinite sum ends.
             self.sum = self.entries.iter().map(|(_, magnitude)| magnitude).sum();
         }
     }

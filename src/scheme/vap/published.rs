@@ -22,7 +22,7 @@ enum SumSize {
     Known(f64),
 }
 
-/// What may be done with a gradient that waits.
+/// The permission for a waiting gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::scheme) enum Admission {
     Fold,
@@ -38,8 +38,8 @@ pub(in crate::scheme) struct OwnSums {
     newest: Version,
     /// Each worker's newest version, as far as it is known, where others have clocks.
     seen: ClockTable,
-    /// By worker: the version of its last update. Of one that has joined, the version it found: it may be one that has
-    /// come back, whose last update is not yet seen by all.
+    /// By worker: the version of its last update. For a worker that has joined, the version that it found: it may have
+    /// come back, with a last update that not all have seen yet.
     last: Vec<Version>,
     /// By worker: the size of the sum with its next update.
     sizes: Vec<SumSize>,
@@ -51,7 +51,7 @@ impl OwnSums {
         OwnSums { bound, newest, seen: ClockTable::default(), last: Vec::new(), sizes: Vec::new() }
     }
 
-    /// Takes a worker in. What it will pull is the newest version.
+    /// Adds a worker. It will pull the newest version.
     pub(super) fn join(&mut self, worker: WorkerId) {
         self.seen.join_at(worker, Clock::new(self.newest.get()));
         let rows = self.last.len().max(worker.index() + 1);
@@ -83,7 +83,7 @@ impl OwnSums {
         }
     }
 
-    /// Says what may be done with the next gradient of a worker.
+    /// Returns the permission for the next gradient of a worker.
     pub(in crate::scheme) fn admit(&mut self, worker: WorkerId) -> Admission {
         let seen = Version::new(self.seen.smallest().get());
         let (Some(last), Some(size)) = (self.last.get(worker.index()), self.sizes.get_mut(worker.index()))

@@ -6,7 +6,7 @@ use super::super::{Certificate, Publication};
 use super::{History, Property, Violation, is_later, name};
 use crate::clock::Version;
 
-/// What a reader did before.
+/// The earlier reads of a reader.
 pub(super) struct Past<'a, L> {
     pub(super) reader: u64,
     last: Option<(&'a L, &'a Certificate)>,
@@ -23,8 +23,8 @@ impl<L> Past<'_, L> {
     }
 }
 
-/// What reads were given of versions of which no publication has the bytes: the first read of each, and the first
-/// digest of each tensor.
+/// The results of reads of versions whose bytes no publication has: the first read of each, and the first digest of
+/// each tensor.
 pub(super) struct FirstReads<'a, L> {
     versions: BTreeMap<MadeVersion, (&'a L, &'a Certificate)>,
     bytes: BTreeMap<(MadeVersion, &'a str), (&'a L, &'a [u8; 32])>,
@@ -54,9 +54,9 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
         self.violations.push(Violation { property, at, against, found });
     }
 
-    /// The most versions that the read may be behind one that the owner had when it began; `None` for any number.
+    /// The most versions that the read may be behind a version that the owner had when it began; `None` for any number.
     fn allowance(&self) -> Option<u64> {
-        // One that is asked for by its number may be any number of versions old.
+        // A version that is requested by its number may be any number of versions old.
         self.read.max_staleness.or(self.read.exactly.is_none().then_some(0))
     }
 
@@ -116,7 +116,7 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
         !read.digests.is_empty()
     }
 
-    /// Against what earlier reads were given as the same version, where no publication has any of its bytes.
+    /// Against earlier reads of the same version, where no publication has any of its bytes.
     pub(super) fn with_others(&mut self, told: &mut FirstReads<'a, L>) {
         let read = self.read;
         let key = (maker(read), read.version);
@@ -135,8 +135,8 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
         }
     }
 
-    /// Against a publication of the owner or the origin whose number is at most the one that was read or seen: it was
-    /// published before the read had ended.
+    /// Against a publication of the owner or the origin whose number is at most the number that was read or seen: it
+    /// was published before the read had ended.
     pub(super) fn not_before(&mut self, other: &L, publication: &Publication) {
         // The time of the version itself came with it, and is judged alone.
         let is_other = (publication.origin, publication.version) != (self.read.origin, self.read.version);
@@ -150,8 +150,8 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
         }
     }
 
-    /// Against all that the owner had published when the read began. One that passes on the versions of another, each
-    /// of which it has at a later time, publishes none of its own.
+    /// Against all versions that the owner had published when the read began. An owner that passes on the versions of
+    /// another, each of which it has at a later time, publishes none of its own.
     pub(super) fn within_history(&mut self, history: &History<'_, L>) {
         let read = self.read;
         if let Some((_, _, other)) = history.first().filter(|_| read.origin != read.epoch) {

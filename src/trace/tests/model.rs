@@ -9,9 +9,9 @@ use super::*;
 enum Step {
     /// The publisher goes on: it stamps a version, then shows it, then notes that it is complete.
     Publish,
-    /// The publisher is replaced by another, which goes on with its numbers.
+    /// The publisher is replaced by another, which continues its numbers.
     Replace,
-    /// A reader goes on: it begins, or ends if there is what it wants.
+    /// A reader takes its next step: it begins a read, or ends it if there is a version for it.
     Read { reader: usize, wanted: Kind, choice: u64 },
 }
 
@@ -165,7 +165,7 @@ fn play(steps: &[Step], skews: [u64; 3]) -> Trace {
 
 const TOLERANCE: Duration = Duration::from_nanos(400_000);
 
-/// The properties of what is found.
+/// The properties of the findings.
 fn found(trace: &Trace, clock_error: Duration) -> Vec<Property> {
     trace.judged(clock_error).violations.iter().map(|violation| violation.property).collect()
 }

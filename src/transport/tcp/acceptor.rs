@@ -1,5 +1,6 @@
-//! Newcomers of one listener: from the moment the system accepts them until they have said all that the listener has to
-//! decide on. A thread of their own greets them, so that however many come, those who are served wait for none of them.
+//! Newcomers of one listener: from the moment the system accepts them until their offer is complete, on which the
+//! listener has to decide. A thread of their own greets them, so that connected peers never wait for them, however many
+//! come.
 
 use std::collections::VecDeque;
 use std::io;
@@ -41,7 +42,7 @@ struct AcceptorShared {
     ready: Mutex<VecDeque<PendingConnection>>,
     wake: OwnedFd,
     stop: AtomicBool,
-    /// What wakes the listener's owner, if it wants to be woken.
+    /// The doorbell of the listener's owner, if it is to be woken.
     doorbell: OnceLock<Arc<Doorbell>>,
 }
 

@@ -1,8 +1,8 @@
 //! The only code that decides whether a request may touch memory.
 //!
 //! A peer names memory by a random key that was made for its connection alone, and an offset into the region behind
-//! it: never by an address. What comes out of [`check`] lies inside one grant; all code that touches memory asks
-//! this function first.
+//! it: never by an address. The result of [`check`] lies inside one grant; all code that touches memory calls this
+//! function first.
 
 use super::wire::{Kind, Request};
 use crate::mem::Access;
@@ -17,7 +17,7 @@ pub(super) struct Span {
 }
 
 /// Returns the span in which the request works, if it may: the epoch is this connection's, the key is known, the
-/// range lies inside its grant, the right was granted, and what works on words is aligned. `None` refuses.
+/// range lies inside its grant, the right was granted, and requests on words are aligned. `None` refuses.
 #[inline]
 pub(super) fn check(grants: &[Grant], epoch: u64, request: &Request) -> Option<Span> {
     let (right, is_of_words) = match request.kind {

@@ -24,11 +24,11 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, PayloadSlice, R
 pub struct TcpConnecting {
     address: SocketAddr,
     terms: channel::ChannelTerms,
-    /// Serves what is granted to the peer; none if nothing is.
+    /// Serves the memory that is granted to the peer; `None` if there is none.
     engine: Option<Arc<Engine>>,
     queue_depth: usize,
     gpu: Option<Gpu>,
-    /// What this side sleeps at, if it wants to be woken.
+    /// The doorbell at which this side sleeps, if it is to be woken.
     doorbell: Option<Arc<Doorbell>>,
     state: Option<Handshake>,
     guard: ForkGuard,
@@ -64,7 +64,7 @@ impl TcpConnecting {
         Ok(TcpConnecting { address, terms, engine, queue_depth, gpu, doorbell, state, guard })
     }
 
-    /// Moves the handshake on; what it made once it is over.
+    /// Drives the handshake forward; returns the connection once it is over.
     fn advance(&mut self) -> Result<Option<(TcpEndpoint, Received)>, ConnectError> {
         let address = self.address;
         if let Some(Handshake::Offering { channel, .. }) = &mut self.state {

@@ -1,4 +1,4 @@
-//! The state that the lanes of one connection share: what each side may reach, and whether it is over.
+//! The state that the lanes of one connection share: the memory that each side may reach, and whether it is over.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,7 +16,7 @@ use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::Grant;
 use crate::transport::{Disconnected, PayloadSlice};
 
-/// Takes a lock whose holder never leaves what it guards half done, so that a holder that panicked did no harm.
+/// Takes a lock whose holder never leaves its data half done, so that a holder that panicked did no harm.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -25,15 +25,15 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Connection {
     /// Tells it from the others of this process.
     pub(super) id: u64,
-    /// The terms of what the peer may reach here.
+    /// The terms of the memory that the peer may reach here.
     pub(super) ours: Terms,
     /// The memory behind `ours.grants`, in the same order.
     pub(super) memory: Vec<PayloadSlice>,
-    /// What copies where this side's memory is on a GPU.
+    /// The copies where this side's memory is on a GPU.
     pub(super) gpu: Option<Gpu>,
-    /// The terms of what this side may reach at the peer.
+    /// The terms of the memory that this side may reach at the peer.
     pub(super) theirs: Terms,
-    /// What wakes the owner of `memory`, if it wants to be woken.
+    /// The doorbell of the owner of `memory`, if it is to be woken.
     doorbell: OnceLock<Arc<Doorbell>>,
     over: OnceLock<Disconnected>,
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
@@ -92,7 +92,7 @@ impl Connection {
         }
     }
 
-    /// Counts from now on what arrives on the lane for heartbeats.
+    /// Counts arrivals on the lane for heartbeats from now on.
     pub(super) fn count_arrivals(&self) {
         // Where it is counted already nothing changes.
         let _counted = self.arrivals.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);

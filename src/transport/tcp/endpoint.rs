@@ -29,7 +29,7 @@ pub struct TcpEndpoint {
     connection: Arc<Connection>,
     /// The lane of this side's requests; none on the accepting side until the peer has dialled it.
     pub(super) data: Option<Initiator>,
-    /// What stands before that lane where this side has a GPU.
+    /// The staging in front of that lane, where this side has a GPU.
     staged: Option<Box<StagedPosting>>,
     pub(super) heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The thread that serves the peer's requests; none if the peer was granted nothing.
@@ -108,7 +108,7 @@ impl TcpEndpoint {
         let reason = broken.map(|Broken(reason)| reason);
         // The end of the other lanes, which follows, tells less.
         reason.filter(|reason| *reason != ENDED).into_iter().for_each(|reason| self.connection.fail(reason));
-        // The lane for heartbeats may hold what the other one had no room for: why the peer closed them.
+        // The lane for heartbeats may hold the reason why the peer closed them, if the other lane had no room for it.
         lock(&self.heartbeat).look();
         reason.into_iter().for_each(|reason| self.connection.fail(reason));
         if let (Some(data), Some(over)) = (&mut self.data, self.connection.over()) {

@@ -1,4 +1,4 @@
-//! The progress thread: it serves what peers do with this process's memory.
+//! The progress thread: it serves the requests of peers to this process's memory.
 //!
 //! One thread for all connections of one [`Tcp`](super::Tcp). It is started by the first listener or connection that
 //! needs it, ends with the last, and no thread waits for it on the posting side.
@@ -59,7 +59,7 @@ pub(super) struct ProgressShared {
     stop: AtomicBool,
     /// The thread was told to wake peers, and has not begun to look which.
     is_to_wake: AtomicBool,
-    /// The number of the last question whether the thread has caught up, and of the last one that it has answered.
+    /// The number of the last question whether the thread has caught up, and of the last question that it has answered.
     asked: AtomicU64,
     answered: AtomicU64,
     /// The thread serves no connection any more. Set while `commands` is locked, so that none comes too late unseen.
@@ -115,7 +115,7 @@ impl Engine {
         self.shared.wake();
     }
 
-    /// Wakes the peer of a connection: one command for all that are woken before the thread looks.
+    /// Wakes the peer of a connection: one command for all peers that are woken before the thread looks.
     pub(super) fn wake(&self, connection: &Connection) {
         connection.wake();
         if !self.shared.is_to_wake.swap(true, Ordering::AcqRel) {
@@ -123,14 +123,14 @@ impl Engine {
         }
     }
 
-    /// True if the thread has looked at all that had arrived since the last question. Then the next question is put.
-    /// Also true if it has ended: it will look at nothing more.
+    /// True if the thread has processed all bytes that had arrived before the last question. Then it is asked the next
+    /// question. Also true if the thread has ended: it will process nothing more.
     pub(super) fn has_caught_up(&self) -> bool {
         let asked = self.shared.asked.load(Ordering::Relaxed);
         if self.is_inherited() || self.has_ended() {
             return true;
         }
-        // Acquire: all that the thread wrote before its answer is seen.
+        // Acquire: all writes of the thread before its answer are visible.
         if self.shared.answered.load(Ordering::Acquire) != asked {
             return false;
         }
@@ -143,7 +143,7 @@ impl Engine {
     pub(super) fn expect(&self, expected: Expected) {
         let ticket = expected.connection.ours.blob.ticket;
         let mut all = lock(&self.shared.expected);
-        // Those that come before the end are forgotten at the end, under the same lock.
+        // Commands that come before the end are dropped at the end, under the same lock.
         if !self.has_ended() {
             all.insert(ticket, expected);
         }

@@ -71,7 +71,7 @@ impl HeartbeatLane {
         match socket.receive(None, &mut buffer) {
             Ok(Moved::Nothing) => {}
             Ok(Moved::Bytes(bytes)) => {
-                // It was asked for no answers: all that it can say ends the connection.
+                // No request of this lane asks for an answer: anything that the peer sends ends the connection.
                 self.connection.fail(match Response::decode(&buffer[..bytes]) {
                     Ok(Some(Response::Refused { .. })) => REFUSED,
                     Ok(Some(Response::Closed { code })) => {

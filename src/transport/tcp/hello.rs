@@ -15,11 +15,11 @@ pub(super) type Ticket = [u8; 16];
 pub(crate) struct ConnectionIds {
     /// Random; stands in every request to this side.
     pub(super) epoch: u64,
-    /// Random; the listener's is what further lanes join by, the connector's is zero.
+    /// Random; further lanes join by the listener's, the connector's is zero.
     pub(super) ticket: Ticket,
 }
 
-/// A connection beside the first one, and what it is for.
+/// A connection beside the first one, and its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Lane {
     /// The connector's heartbeats.
@@ -50,8 +50,8 @@ impl Blob for ConnectionIds {
     }
 }
 
-/// Makes terms that grant what `offer` does and memory of a GPU with it, under keys that no process can guess, and the
-/// memory in the same order. The error says what is wrong with it.
+/// Makes terms for the grants of `offer` and for memory of a GPU, under keys that no process can guess, and returns the
+/// memory in the same order. The error names the fault of the offer.
 #[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
 pub(super) fn terms(
     offer: &Offer,
@@ -79,8 +79,8 @@ pub(super) fn random_ticket() -> Result<Ticket, &'static str> {
     Ok(ticket)
 }
 
-/// The lanes beside the first one that a connection has, given what its acceptor and its connector granted: only those
-/// that can be used. Each data lane has a heartbeat lane beside it, and that lane alone is timed. Bulk data stands
+/// The lanes of a connection beside the first one, by the grants of its acceptor and its connector: only the lanes that
+/// can be used. Each data lane has a heartbeat lane beside it, and that lane alone is timed. Bulk data stands
 /// still for as long as its reader computes, and the system would take that for death.
 pub(super) fn lanes(acceptor: &Terms, connector: &Terms) -> Vec<Lane> {
     let (forward, reverse) = (!acceptor.grants.is_empty(), !connector.grants.is_empty());
@@ -89,7 +89,7 @@ pub(super) fn lanes(acceptor: &Terms, connector: &Terms) -> Vec<Lane> {
     lanes.into_iter().filter(|(_, used)| *used).map(|(lane, _)| lane).collect()
 }
 
-/// Decodes whatever `bytes` are as a message of a handshake, and checks what came out.
+/// Decodes arbitrary `bytes` as a message of a handshake, and checks the result.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
     let Some(Hello::Offer(terms) | Hello::Accept(terms)) = wireup::fuzz::<ConnectionIds, Note>(bytes) else {

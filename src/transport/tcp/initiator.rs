@@ -19,7 +19,7 @@ use crate::transport::{
 /// Sent with one call: long enough that the call does not count, short enough that the other end begins early.
 const SEND_BYTES: usize = 1 << 20;
 
-/// Received at a time besides what goes straight to its memory.
+/// Bytes received at a time, besides bytes that go straight to their memory.
 const BUFFER_BYTES: usize = 8 << 10;
 
 /// A write of so many bytes is bulk data.
@@ -97,9 +97,9 @@ pub(super) struct Initiator {
     /// True if the system's buffer was full. A caller that polls in a loop would fill every little gap in it with a
     /// call of its own; so from then on a good part of it must be free first.
     is_blocked: bool,
-    /// Sequence of the last request that brings bytes; 0 if there was none.
+    /// Sequence of the last request whose answer has bytes; 0 if there was none.
     last_bringing: u64,
-    /// Requests since the last one that asks for an answer.
+    /// Requests since the last one with an answer.
     unasked: usize,
     /// The progress of the answer at `done + 1`, if it is a long one that is arriving.
     arriving: Option<Arriving>,
@@ -107,9 +107,9 @@ pub(super) struct Initiator {
     begin: usize,
     end: usize,
     refused: Option<u64>,
-    /// The code with which the peer said why it has closed the connection, if it said so.
+    /// The code with which the peer gave its reason for closing the connection, if it sent one.
     close_code: Option<u64>,
-    /// What this side sleeps at until the peer wakes it.
+    /// The doorbell at which this side sleeps until the peer wakes it.
     doorbell: Option<Arc<Doorbell>>,
     /// How often the peer has woken this side since the request up to which all were done then.
     wakes: (u64, u32),
@@ -185,7 +185,7 @@ impl Initiator {
         self.depth - (self.queue.len() - self.internal)
     }
 
-    /// Ends the lane, after what the peer had already answered is taken in.
+    /// Ends the lane, after it has processed the answers that have arrived.
     pub(super) fn end(&mut self, why: Broken) {
         while self.broken.is_none() && self.receive() {}
         self.fail(why);
@@ -360,13 +360,13 @@ impl Initiator {
         None
     }
 
-    /// Sends what did not fit before and takes in what the peer answered, as far as both go without waiting.
+    /// Sends bytes that did not fit before and processes the peer's answers, as far as both go without waiting.
     pub(super) fn advance(&mut self) {
         self.send();
         while self.broken.is_none() && self.receive() {}
         let next = self.queue.get(self.unsent);
         if next.is_some_and(|posted| posted.behind > 0 && posted.behind <= self.done) {
-            // What it waited for has come. The caller may sleep now until there is more.
+            // The awaited event has come. The caller may sleep now until there is another one.
             self.send();
         }
     }
@@ -413,7 +413,7 @@ impl Initiator {
                 }
                 Err(broken) => {
                     drop(pieces);
-                    // What the peer answered before it went may be a refusal.
+                    // The peer's last answer may be a refusal.
                     self.end(broken);
                 }
             }
@@ -432,7 +432,7 @@ impl Initiator {
         }
     }
 
-    /// Receives once and takes in what came. False if there is nothing more for now, or the lane is over.
+    /// Receives once and processes the received bytes. False if there are no more for now, or the lane is over.
     fn receive(&mut self) -> bool {
         let (memory, room) = match &self.arriving {
             Some(Arriving { sequence, received, .. }) => {
@@ -464,7 +464,7 @@ impl Initiator {
         bytes == asked
     }
 
-    /// Takes in what the buffer holds.
+    /// Processes the content of the buffer.
     fn digest(&mut self) -> Result<(), Broken> {
         loop {
             if let Some(Arriving { sequence, received, checksum }) = &mut self.arriving {
@@ -482,7 +482,7 @@ impl Initiator {
                     tracing::warn!("an answer of a tcp peer was changed on its way");
                     return Err(Broken(PROTOCOL));
                 }
-                // Promise 2: what is read after this completion is no older than what was read here.
+                // Promise 2: reads after this completion return nothing older than this read did.
                 mem::fence(Ordering::Acquire);
                 self.done = *sequence;
                 self.arriving = None;
@@ -539,8 +539,8 @@ impl Initiator {
         Ok(())
     }
 
-    /// The peer wakes this side once for each time that it is told of a sleep, by a request: one that goes on without
-    /// would hold up the thread that takes its answers.
+    /// The peer wakes this side once for each request that tells it of a sleep: a peer that sent wake-ups without end
+    /// would hold up the thread that processes its answers.
     fn take_wake(&mut self) -> Result<(), Broken> {
         let (done, wakes) = &mut self.wakes;
         *wakes = if std::mem::replace(done, self.done) == self.done { *wakes + 1 } else { 1 };
@@ -551,7 +551,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// The bytes that a read asked for come next. Short ones carry a checksum, and only those.
+    /// The bytes of a read come next. Short answers carry a checksum, longer ones none.
     fn expect_data(&mut self, sequence: u64, bytes: u64, checksum: Option<u32>) -> Result<(), Broken> {
         let posted = self.answered(sequence, Answer::Data)?;
         let is_expected = posted.memory.as_ref().map(|memory| memory.len() as u64) == Some(bytes);
@@ -563,7 +563,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// The request that `sequence` answers, which is of the kind that is answered so; those before it are done.
+    /// The request that `sequence` answers, whose kind must fit the answer; the requests before it are done.
     fn answered(&self, sequence: u64, answer: Answer) -> Result<&Posted, Broken> {
         self.is_sent(sequence)?;
         self.is_plain_up_to(sequence - 1)?;
@@ -571,15 +571,15 @@ impl Initiator {
         if posted.answer == answer { Ok(posted) } else { Err(Broken(PROTOCOL)) }
     }
 
-    /// A peer may answer only what was asked, once: one that goes on answering would hold up the thread that takes its
-    /// answers.
+    /// A peer may answer each request once: a peer that sent answers without end would hold up the thread that
+    /// processes them.
     fn is_sent(&self, sequence: u64) -> Result<(), Broken> {
         let first_unsent = self.front + self.unsent as u64;
         if sequence > self.done && sequence < first_unsent { Ok(()) } else { Err(Broken(PROTOCOL)) }
     }
 
-    /// Checks that no request up to `sequence`, which is sent or the last one that is done, is one that brings bytes,
-    /// as one answer says that all of them are done. The bytes of such a request never came.
+    /// Checks that no request up to `sequence` (which was sent, or is the last one done) needs bytes in its answer,
+    /// since one answer says that all of them are done. The bytes of such a request never came.
     fn is_plain_up_to(&self, sequence: u64) -> Result<(), Broken> {
         let from = (self.done + 1 - self.front) as usize;
         let mut passed = self.queue.range(from..(sequence + 1 - self.front) as usize);
@@ -601,7 +601,7 @@ impl Posted {
     }
 }
 
-/// Returns whether a short answer is what was sent. No other writer changes it before it is complete.
+/// Returns whether a short answer matches its checksum. No other writer changes it before it is complete.
 #[inline]
 fn matches(answer: &VolatileSlice<'_>, checksum: u32) -> bool {
     let mut copy = [0; SHORT_BYTES];

@@ -27,7 +27,7 @@ pub struct TcpListener {
     queue_depth: usize,
     gpu: Option<Gpu>,
     guard: ForkGuard,
-    /// What wakes the owner, if it wants to be woken.
+    /// The doorbell of the owner, if it is to be woken.
     doorbell: Option<Arc<Doorbell>>,
 }
 
@@ -54,8 +54,8 @@ impl TcpListener {
         Ok(TcpListener { socket, address, acceptor, engine, queue_depth, gpu, guard, doorbell })
     }
 
-    /// Has peers that are let in from now on ring this, or nothing. Those that arrive ring the first one that was
-    /// given.
+    /// Lets peers that are accepted from now on ring this doorbell, or none. Arriving peers ring the first doorbell
+    /// that was given.
     pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Option<Arc<Doorbell>>) {
         doorbell.iter().for_each(|doorbell| self.acceptor.set_doorbell(doorbell.clone()));
         self.doorbell = doorbell;

@@ -2,10 +2,10 @@
 //!
 //! A connection is made of *lanes*, each a TCP connection with one side that posts and one that serves, like half a
 //! queue pair. Posting and polling are done wholly by the caller's thread: a batch leaves with one system call,
-//! gathered straight from registered memory, and what is read arrives straight in it. The serving side of all lanes
-//! belongs to one *progress thread* per [`Tcp`]: it receives payloads straight into the memory that was granted,
-//! after one small function has checked the key, the epoch, the range, the right and the alignment. Newcomers are
-//! greeted by one more thread per listener, so that a flood of connections holds up no lane.
+//! gathered straight from registered memory, and the bytes of reads arrive straight in it. The serving side of all
+//! lanes belongs to one *progress thread* per [`Tcp`]: it receives payloads straight into the granted memory, after
+//! one small function has checked the key, the epoch, the range, the right and the alignment. Newcomers are greeted
+//! by one more thread per listener, so that a flood of connections holds up no lane.
 //!
 //! | lane | posts | carries |
 //! | --- | --- | --- |
@@ -23,16 +23,17 @@
 //! heartbeats tell. A peer that only does not poll is left alone for as long as its heartbeats come.
 //!
 //! **Words.** An aligned word of 8 bytes never tears in a request of up to 4 KiB; longer payloads are copied by the
-//! kernel, which may cut a word where a packet or a call ends. Words that announce something are shorter.
+//! kernel, which may cut a word where a packet or a call ends. Announcing words are shorter.
 //!
-//! **Who is let in.** Each peer that proves that it knows the [secret](crate::channel::Secret); without one, each
-//! peer on this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the
-//! tickets by which lanes join, are told over an encrypted channel. Requests and data are in the clear unless both
-//! sides [encrypt](Secret::encrypting) them: then all bytes behind the handshake travel in records that are encrypted
-//! and authenticated, and a peer that does not do so is refused. It costs a copy and a pass of AES on either side.
+//! **Admission.** Each peer is accepted that proves that it knows the [secret](crate::channel::Secret); without a
+//! secret, each peer on this host. Keys are random numbers made for one connection, and mean nothing on another;
+//! they, and the tickets by which lanes join, are told over an encrypted channel. Requests and data are in the clear
+//! unless both sides [encrypt](Secret::encrypting) them: then all bytes behind the handshake travel in records that
+//! are encrypted and authenticated, and a peer that does not do so is refused. It costs a copy and a pass of AES on
+//! either side.
 //!
-//! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
-//! parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.
+//! **Forked children.** An inherited connection is dead in a forked child, and only there; the progress thread stays
+//! with the parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.
 //!
 //! ```
 //! use std::task::Poll;
@@ -146,8 +147,8 @@ impl Tcp {
         }
     }
 
-    /// Makes a transport over TCP between all processes that know `secret`, on whatever host they are. With one that
-    /// [encrypts](Secret::encrypting), all that follows the handshake is encrypted, and a peer that does not encrypt is
+    /// Makes a transport over TCP between all processes that know `secret`, on any hosts. If the secret
+    /// [encrypts](Secret::encrypting), all bytes after the handshake are encrypted, and a peer that does not encrypt is
     /// refused.
     pub fn with_secret(secret: Secret) -> Self {
         Tcp { secret: Some(secret), ..Tcp::new() }
@@ -198,7 +199,7 @@ impl Tcp {
         TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, self.gpu.clone(), given)
     }
 
-    /// What [`Listener::has_caught_up`](super::Listener::has_caught_up) says, for peers that were dialled, too.
+    /// As [`Listener::has_caught_up`](super::Listener::has_caught_up), also for the peers of outgoing connections.
     pub(super) fn has_caught_up(&self) -> bool {
         connection::lock(&self.engine).as_ref().is_none_or(|engine| engine.has_caught_up())
     }

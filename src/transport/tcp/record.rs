@@ -71,8 +71,8 @@ impl Records {
         Ok(if moved > 0 { Moved::Bytes(moved) } else { Moved::Nothing })
     }
 
-    /// Receives into `memory` first, then into `buffer`, what the records hold that `receive` brings. Fewer bytes than
-    /// there is room for are all that there is.
+    /// Receives the content of the records that `receive` brings, into `memory` first, then into `buffer`. If it
+    /// returns fewer bytes than there is room for, no more have arrived.
     pub(super) fn receive(
         &mut self,
         memory: Option<VolatileSlice<'_>>,
@@ -186,7 +186,7 @@ impl Sealing {
         true
     }
 
-    /// Counts sent bytes of the record. Returns what it carries once all of it is sent.
+    /// Counts sent bytes of the record. Returns the length of its content once all of it is sent.
     fn sent(&mut self, bytes: usize) -> usize {
         self.begin += bytes;
         if self.is_pending() { 0 } else { self.end - LENGTH_BYTES - TAG_BYTES }
@@ -210,10 +210,10 @@ fn gather(pieces: &[VolatileSlice<'_>], mut skip: usize, to: &mut [u8]) -> usize
 struct Opening {
     key: Key,
     inbox: Box<[u8]>,
-    /// What an opened record holds that was not taken yet.
+    /// The content of an opened record that was not taken yet.
     plain_begin: usize,
     plain_end: usize,
-    /// What was received behind it: records, of which the last may not be whole.
+    /// The bytes received behind it: records, of which the last may not be whole.
     begin: usize,
     end: usize,
     /// The reason why no record opens any more.
@@ -233,7 +233,7 @@ impl Opening {
         &self.inbox[begin..self.plain_begin]
     }
 
-    /// The length of the record at the begin of what was received, if it is there; it may be one that no record has.
+    /// The length of the record at the begin of the received bytes, if it is there; it may be an invalid length.
     fn length(&self) -> Option<usize> {
         let length = self.inbox[self.begin..self.end].first_chunk()?;
         Some(u32::from_le_bytes(*length) as usize)
@@ -245,7 +245,7 @@ impl Opening {
             && self.length().is_some_and(|length| rest >= length.saturating_add(LENGTH_BYTES + TAG_BYTES))
     }
 
-    /// Opens the next record, if all of it is there and it is the next one that the peer sent.
+    /// Opens the next record, if it has arrived completely and is the next one that the peer sent.
     fn open(&mut self) -> bool {
         let Some(length) = self.length().filter(|_| self.over.is_none()) else { return false };
         if length == 0 || length > RECORD_BYTES {
@@ -275,7 +275,7 @@ impl Opening {
     fn receive(&mut self, receive: &mut impl FnMut(&mut [u8]) -> Result<Moved, Broken>) -> bool {
         let whole = LENGTH_BYTES + self.length().unwrap_or(RECORD_BYTES) + TAG_BYTES;
         if self.begin == self.end || self.begin + whole > self.inbox.len() {
-            // All that was opened is taken.
+            // All opened bytes are taken.
             self.inbox.copy_within(self.begin..self.end, 0);
             (self.begin, self.end) = (0, self.end - self.begin);
         }
@@ -320,7 +320,7 @@ mod tests {
         wire
     }
 
-    /// Receives all that the wire brings, in portions, and then the end of the stream.
+    /// Receives all bytes of the wire, in portions, and then the end of the stream.
     fn open(end: &mut Records, mut wire: &[u8], portion: usize) -> (Vec<u8>, Broken) {
         let (mut opened, mut buffer) = (Vec::new(), [0; 1000]);
         loop {

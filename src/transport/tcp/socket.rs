@@ -69,7 +69,7 @@ impl Socket {
         }
     }
 
-    /// Has the system send what this socket says before what others of this host send, or in its turn.
+    /// Lets the system send the bytes of this socket before the bytes of other sockets of this host, or in turn.
     pub(super) fn send_first(&self, is_first: bool) {
         if let Err(error) = channel::send_first(&self.stream, is_first) {
             tracing::debug!(%error, "requests wait behind the bulk data of this host");
@@ -87,8 +87,8 @@ impl Socket {
         Socket { stream: ChannelSocket::new(stream), records: None, is_timed: false }
     }
 
-    /// Sends the pieces, in order, as far as they fit. After pieces of which not all has left, the next ones begin with
-    /// what has not.
+    /// Sends the pieces, in order, as far as they fit. If not all bytes have left, the next call begins with the bytes
+    /// that have not.
     ///
     /// # Panics
     /// If there are more than [`MAX_PIECES`], or none with a byte in it.
@@ -101,8 +101,8 @@ impl Socket {
         }
     }
 
-    /// Receives into `memory` first, then into `buffer`, what is there. Fewer bytes than there is room for are all that
-    /// there is. The end of the stream is an error.
+    /// Receives the bytes that have arrived, into `memory` first, then into `buffer`. If it returns fewer bytes than
+    /// there is room for, no more have arrived. The end of the stream is an error.
     ///
     /// # Panics
     /// If the memory is not writable, or there is no room in either.

@@ -1,8 +1,7 @@
 //! The serving end of a lane: requests come in, and are carried out on this process's own memory.
 //!
-//! Payloads go from the socket straight into registered memory and the other way. What a lane needs besides is two
-//! fixed buffers: nothing is allocated for a request, and while a peer does not take its answers, nothing more of it is
-//! read.
+//! Payloads go from the socket straight into registered memory and back. Besides, a lane needs two fixed buffers:
+//! nothing is allocated for a request, and while a peer does not take its answers, nothing more of it is read.
 
 #[cfg_attr(not(feature = "cuda"), path = "target/gpu/absent.rs")]
 mod gpu;
@@ -21,7 +20,7 @@ use super::wire::{Kind, MAX_REQUEST_BYTES, RESPONSE_BYTES, Request, Response, SH
 use crate::mem::{self, Streaming, VolatileSlice};
 use crate::transport::PayloadSlice;
 
-/// A lane's turn ends after so many bytes, so that one that never pauses does not keep the others waiting.
+/// A lane's turn ends after so many bytes, so that a lane without a pause does not keep the others waiting.
 const TURN_BYTES: usize = 1 << 20;
 
 /// Arrivals on a lane for heartbeats that are received together where they are counted.
@@ -38,8 +37,8 @@ const OUTBOX_BYTES: usize = 8 << 10;
 const _: () = assert!(INBOX_BYTES >= MAX_REQUEST_BYTES + SHORT_BYTES);
 const _: () = assert!(OUTBOX_BYTES >= 2 * RESPONSE_BYTES + SHORT_BYTES);
 
-/// Longest time that a refused peer may go on sending, and most bytes: closing at once would make the system throw
-/// the refusal away with what was not read.
+/// Longest time for which a refused peer may continue to send, and most bytes: if the socket were closed at once, the
+/// system would discard the refusal because of the unread bytes.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 const DRAIN_BYTES: usize = 1 << 30;
 
@@ -89,7 +88,7 @@ enum ServeStep {
 pub(super) struct Target {
     socket: Socket,
     connection: Arc<Connection>,
-    /// Counts what is refused.
+    /// Counts refused requests.
     access_violations: Arc<AtomicU64>,
     state: ServeStep,
     /// Made for the first request for memory of a GPU.
@@ -175,8 +174,8 @@ impl Target {
         self.wakes = true;
     }
 
-    /// Something has arrived on a lane for heartbeats. True if it was counted and can wait: to receive each heartbeat
-    /// by itself is most of what an idle peer costs.
+    /// Bytes have arrived on a lane for heartbeats. True if they were counted and can wait: to receive each heartbeat
+    /// by itself would be most of the cost of an idle peer.
     pub(super) fn leave_unread(&mut self) -> bool {
         if self.is_draining() || !self.connection.add_arrival() {
             return false;
@@ -190,7 +189,7 @@ impl Target {
         self.unread > 0 && self.socket.waiting() >= CROWDED_BYTES
     }
 
-    /// Serves what is there, for one turn.
+    /// Serves the requests that have arrived, for one turn.
     pub(super) fn serve(&mut self) -> Result<ServeOutcome, Broken> {
         self.unread = 0;
         let mut budget = TURN_BYTES;
@@ -264,7 +263,7 @@ impl Target {
             let piece = rest.min(TURN_BYTES);
             straight = Some(memory(&self.connection, span).subslice(*received, piece));
             if piece < rest {
-                // What would come into the buffer belongs into the memory.
+                // The bytes that would come into the buffer belong into the memory.
                 buffer = &mut [];
             }
         }
@@ -284,7 +283,7 @@ impl Target {
             Err(broken) => return Err(broken),
         };
         if self.socket.is_timed() {
-            // The system tells no more of what was received before it was told.
+            // The system reports no event for bytes that were received before it was asked.
             self.connection.add_arrival();
         }
         *budget = budget.saturating_sub(bytes);
@@ -357,8 +356,8 @@ impl Target {
         }
     }
 
-    /// Carries out, or begins, a request whose header is `len` bytes long at the begin of the inbox. What has to happen
-    /// first, if it cannot be begun yet: then nothing was taken.
+    /// Carries out, or begins, a request whose header is `len` bytes long at the begin of the inbox. If it cannot begin
+    /// yet, it returns the event to wait for, and has taken no bytes.
     #[inline]
     fn carry_out(&mut self, request: &Request, len: usize) -> Result<Option<Wants>, Broken> {
         let connection = Arc::clone(&self.connection);
@@ -485,7 +484,7 @@ impl Target {
     }
 
     fn drain(&mut self) {
-        // Copies that are under way keep what they use.
+        // Copies that are under way keep their memory.
         self.gpu = None;
         self.state = ServeStep::Draining { until: Instant::now() + DRAIN_TIME, bytes: 0 };
     }
@@ -521,12 +520,12 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Whatever ends a lane ends its connection.
+        // The end of a lane ends its connection.
         self.connection.fail(super::initiator::ENDED);
     }
 }
 
-/// The host memory of a span: what is on a GPU was told apart before.
+/// The host memory of a span: spans on a GPU were handled before.
 fn memory<'a>(connection: &'a Connection, span: &Span) -> VolatileSlice<'a> {
     let host = connection.memory[span.grant].host().expect("memory of a GPU is staged");
     host.as_volatile().subslice(span.offset, span.bytes)

@@ -1,4 +1,4 @@
-//! Tests of what only the inside can show: peers that misbehave, on either side.
+//! Tests of properties that only the inside shows: peers that misbehave, on either side.
 
 mod arrivals;
 #[cfg(feature = "cuda")]
@@ -172,7 +172,7 @@ fn another_wire_version_is_told_which_one_is_spoken_here() {
     assert!(reason.contains("version 99") && reason.contains(&format!("speaks {WIRE_VERSION}")), "{reason}");
 }
 
-/// A connection that has begun to say something: the system keeps those that have not from the listener.
+/// A connection that has sent its first bytes: the system does not show silent connections to the listener.
 fn begin(listener: &TcpListener) -> TcpStream {
     let mut stream = TcpStream::connect(address_of(listener)).unwrap();
     stream.write_all(b"s").unwrap();
@@ -238,7 +238,7 @@ fn a_newcomer_that_says_too_little_is_dropped_in_time() {
     let begun = std::time::Instant::now();
     let mut slow = begin(&listener);
     slow.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    // What it said is not read, so that it may be a reset.
+    // Its bytes are not read, so the end may be a reset.
     assert!(!slow.read(&mut [0; 1]).is_ok_and(|bytes| bytes > 0), "it is shut out");
     assert!(begun.elapsed() >= crate::transport::HANDSHAKE_TIMEOUT);
 }
@@ -280,9 +280,9 @@ fn without_a_secret_only_this_host_is_dialled() {
     assert!(error.to_string().contains("IP:PORT"), "{error}");
 }
 
-// ---------------------------------------------------------------------- requests that are none
+// ---------------------------------------------------------------------- requests that are invalid
 
-/// A connector that has shaken hands, and speaks what the test makes it speak.
+/// A connector that has shaken hands, and then sends only the bytes of the test.
 struct Raw {
     stream: ChannelSocket,
     theirs: Terms,
@@ -350,7 +350,7 @@ fn requests_outside_of_the_grant_are_refused_one_by_one_and_change_nothing() {
         let bad = offence(raw.request(2));
         raw.send(&bad);
         assert_eq!(raw.response(), Response::Refused { sequence: 2 }, "offence {index}");
-        // What comes behind it is not looked at.
+        // Bytes behind it are not looked at.
         let behind = raw.request(3);
         raw.send(&behind);
         raw
@@ -382,7 +382,7 @@ fn a_peer_hears_why_its_connection_is_closed_behind_what_was_under_way() {
     let mut bytes = [0; RESPONSE_BYTES];
     stream.read_exact(&mut bytes).unwrap();
     assert_eq!(Response::decode(&bytes), Ok(Some(Response::Closed { code: 7 })));
-    // What it goes on to write goes nowhere.
+    // Its later writes are dropped.
     stream.write_all(&[1; 4096]).unwrap();
     let grant = &theirs.grants[0];
     let to = RemoteSlice { key: grant.key, offset: grant.offset, len: 8 };
@@ -413,7 +413,7 @@ fn requests_are_sent_first_until_bulk_data_goes_with_them() {
         priority(&client)
     };
     let remote = |bytes| received.grants[0].slice(0, bytes).unwrap();
-    // What it reads is sent by the other side.
+    // The other side sends the bytes that it reads.
     assert_eq!(post(Operation::Read { local: all.0.clone(), remote: remote(all.1), streaming }), 6);
     assert_eq!(post(Operation::Write { local: less.0, remote: remote(less.1), streaming }), 6);
     assert_eq!(post(Operation::Write { local: all.0.clone(), remote: remote(all.1), streaming }), 0);
@@ -540,9 +540,9 @@ fn a_peer_that_takes_no_answers_is_not_read_from_and_loses_none() {
     raw.server.check().unwrap();
 }
 
-// ---------------------------------------------------------------------- answers that are none
+// ---------------------------------------------------------------------- answers that are invalid
 
-/// A listener that shakes hands, and answers what the test makes it answer.
+/// A listener that shakes hands, and then sends only the answers of the test.
 fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<ChannelSocket>) {
     raw_target_of_sleeper(answers, None)
 }

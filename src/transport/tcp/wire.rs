@@ -6,12 +6,12 @@
 //!           5  u8  flags      1: answer as soon as it is done; 2: wake the owner of the memory then
 //!           6  u8  words      how many follow
 //!           7  u8  zero
-//!           8  u64 sequence   one more than that of the request before it; the first is 1
-//!          16  u64 epoch      what the target said in the handshake
+//!           8  u64 sequence   the sequence of the request before plus one; the first is 1
+//!          16  u64 epoch      the target's epoch from the handshake
 //!          24  u64 key
 //!          32  u64 offset
 //!          40  u64 bytes      length of the range
-//! words     48 u64 each      words: the data; fetch-add: what to add; compare-swap: compare, swap
+//! words     48 u64 each      words: the data; fetch-add: the addend; compare-swap: compare, swap
 //! payload   write: as many bytes as the range is long
 //!
 //! response  0  u32 checksum
@@ -19,7 +19,7 @@
 //!                             7 wake (the owner has something new for a peer that sleeps)
 //!           5  3 bytes zero
 //!           8  u64 sequence   this request and all before it are done (refused: all before it; closed, wake: 0)
-//!          16  u64 value      data: length of the payload that follows; value: what the word was;
+//!          16  u64 value      data: length of the payload that follows; value: the word's old value;
 //!                             short data: its length, and above it 32 bits of the payload's checksum;
 //!                             closed: a code of the layer above that says why
 //! ```
@@ -32,8 +32,8 @@ use std::sync::atomic::Ordering;
 
 use crate::mem::{RemoteKey, VolatileSlice};
 
-/// Payloads of up to so many bytes are copied by this CPU, word by word where they are aligned, so that what the
-/// contract says of words holds for them; and those of answers carry a checksum. Longer ones are copied by the kernel,
+/// Payloads of up to so many bytes are copied by this CPU, word by word where they are aligned, so that the contract's
+/// rules for words hold for them; in answers they carry a checksum. Longer payloads are copied by the kernel,
 /// which cuts them where packets end.
 pub(super) const SHORT_BYTES: usize = 4 << 10;
 
@@ -61,7 +61,7 @@ pub(super) enum Kind {
     Read = 3,
     /// Adds to the word.
     FetchAdd = 4,
-    /// Exchanges the word if it is what it must be.
+    /// Exchanges the word if it has the expected value.
     CompareSwap = 5,
     /// Nothing: only asks for an answer.
     Nothing = 6,
@@ -190,7 +190,7 @@ pub(super) enum Response {
     Data { sequence: u64, bytes: u64 },
     /// A short read: its bytes follow, and must match the checksum.
     ShortData { sequence: u64, bytes: u32, checksum: u32 },
-    /// An atomic: what the word was.
+    /// An atomic: the word's old value.
     Value { sequence: u64, before: u64 },
     /// This request is refused, and nothing behind it was looked at.
     Refused { sequence: u64 },
@@ -280,8 +280,8 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Decodes whatever `bytes` are as a request and as a response, as they are and with the checksum put right, and checks
-/// that what they say is said back in the same bytes.
+/// Decodes arbitrary `bytes` as a request and as a response, as they are and with a correct checksum, and checks that
+/// the result is encoded in the same bytes.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_headers(bytes: &[u8]) {
     say_back(bytes);
@@ -299,7 +299,7 @@ pub(crate) fn fuzz_headers(bytes: &[u8]) {
 fn say_back(bytes: &[u8]) {
     if let Ok(Some((request, len))) = Request::decode(bytes) {
         assert_eq!(request.encode().as_bytes(), &bytes[..len]);
-        // Where a request may work lies inside what was granted, whatever was granted.
+        // The span of a permitted request lies inside its grant, for any grant.
         let grant = crate::transport::wireup::Grant {
             key: request.key,
             offset: request.words[0],

@@ -1,30 +1,30 @@
-//! The order in which a device applies what peers write.
+//! The order in which a device applies the writes of peers.
 
-/// Whether a device applies what a peer writes in the order of its requests, and who says so.
+/// Whether a device applies a peer's writes in the order of the requests, and the source of this answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrivalOrder {
-    /// Whether it does. If not, a READ proves what was written before each word that announces it.
+    /// Whether it does. If not, a READ proves the earlier writes before each announcing word is written.
     pub in_order: bool,
-    /// Who says so.
+    /// The source of the answer.
     pub source: ArrivalOrderSource,
 }
 
-/// Who says in which order a device applies writes.
+/// The source of the answer about the order in which a device applies writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrivalOrderSource {
     /// [`VerbsOptions::in_order`](super::VerbsOptions::in_order).
     Options,
-    /// It is known of soft-RoCE, whose driver cannot be asked: it copies each packet into memory as it comes, in the
-    /// order of their numbers, and drops those that come too early.
+    /// The order of soft-RoCE is known, although its driver cannot be queried: it copies each packet into memory on
+    /// arrival, in the order of the packets' numbers, and drops packets that arrive too early.
     SoftRoce,
-    /// The driver was asked. One that has no answer says no.
+    /// The driver was queried. A driver without an answer says no.
     Driver,
-    /// libibverbs is older than the question, which is taken for a no.
+    /// libibverbs is too old for this query, which counts as a no.
     OldLibrary,
 }
 
 impl ArrivalOrderSource {
-    /// Its name for programs, which stays the same.
+    /// A stable name for programs.
     pub fn name(self) -> &'static str {
         match self {
             ArrivalOrderSource::Options => "setting",
@@ -34,7 +34,7 @@ impl ArrivalOrderSource {
         }
     }
 
-    /// The same in a few words, behind "says".
+    /// The same in a few words, to follow "says".
     pub fn text(self) -> &'static str {
         match self {
             ArrivalOrderSource::Options => "the options",

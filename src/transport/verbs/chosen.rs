@@ -1,8 +1,9 @@
-//! The rails of one connection: those that both sides can use when it is made.
+//! The rails of one connection: the rails that both sides can use when it is made.
 //!
-//! Rails of one index belong together, and the first that both sides can use leads: it carries all that is not striped,
-//! and heartbeats. One whose port is down is left out, and one on which the peer did not answer lately, so that a
-//! connection that was lost with its first rail is made again over the others.
+//! Rails with the same index belong together, and the first rail that both sides can use leads: it carries all
+//! requests that are not striped, and heartbeats. A rail whose port is down is left out, and so is a rail on which
+//! the peer did not answer recently, so that a connection that was lost with its first rail is made again over the
+//! others.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,23 +16,23 @@ use super::queue_pair::QueuePairPath;
 use super::unanswered::PeerWay;
 use crate::transport::{Address, ConnectError, MAKE_RDMA_CONNECTION};
 
-/// A rail that a connection is made over.
+/// A rail of a connection that is being made.
 pub(super) struct ChosenRail {
-    /// Its index among all of the transport.
+    /// Its index among all rails of the transport.
     pub(super) index: usize,
-    /// The address to speak from.
+    /// The local address.
     pub(super) from: GidChoice,
-    /// The way to the peer, if its address was known.
+    /// The path to the peer, if its address was known.
     pub(super) way: Option<PeerWay>,
 }
 
 impl VerbsShared {
-    /// Chooses those rails that can be used now, of these indexes, each towards an address of the peer's. Those on
-    /// which it did not answer lately are used only if there is no other. A transport with one rail does not ask for
-    /// the state of its port: without it there is no connection.
+    /// Chooses the rails of these indexes that are usable now, each towards an address of the peer. Rails on which
+    /// the peer did not answer recently are used only if there is no other. A transport with one rail does not query
+    /// the state of its port: without this rail there is no connection.
     ///
     /// # Errors
-    /// None can be used: what is the matter with the first.
+    /// No rail is usable: the error of the first one.
     pub(super) fn usable_rails(
         &self,
         towards: impl Iterator<Item = (usize, Option<IpAddr>)>,
@@ -78,8 +79,8 @@ impl VerbsShared {
         }
     }
 
-    /// Notes that a request was not answered on this way. If this side's port is down, that is the reason, and is found
-    /// out by each connection that is made.
+    /// Notes that a request was not answered on this path. If this side's port is down, this is the reason, and each
+    /// new connection detects it.
     pub(super) fn note_unanswered(&self, way: PeerWay) {
         let rail = &self.rails[way.rail];
         if self.rails.len() > 1 && rail.device.is_port_active(rail.port.number).unwrap_or(false) {
@@ -92,7 +93,7 @@ impl VerbsShared {
         rails.iter().map(|rail| self.rails[rail.index].port_address(&rail.from.gid)).collect()
     }
 
-    /// The ways between two sides, one for each of these rails, of which both have these addresses.
+    /// The paths between two sides, one for each of these rails, with the addresses of both sides.
     pub(super) fn paths<'a>(
         &self,
         rails: &[ChosenRail],
@@ -104,8 +105,9 @@ impl VerbsShared {
     }
 }
 
-/// Refuses a connection over these rails on which either side grants atomics, if the transport's first one does not
-/// lead: two devices are not atomic among each other, and the atomics of other peers go through the first.
+/// Refuses a connection over these rails on which either side grants atomics, if the transport's first rail does not
+/// lead: atomics of two devices are not atomic against each other, and the atomics of other peers go through the
+/// first.
 pub(super) fn check_atomics(
     rails: &[ChosenRail],
     grants_atomics: bool,
@@ -122,7 +124,7 @@ pub(super) fn check_atomics(
     ))
 }
 
-/// There is no rail by which the connection could be made now.
+/// The error if no rail can carry the connection now.
 fn no_rail(at: &Address, reason: &'static str, remedy: &'static str) -> ConnectError {
     let (source, address) = (io::Error::new(io::ErrorKind::NetworkDown, reason), at.clone());
     ConnectError::System { operation: MAKE_RDMA_CONNECTION, address, source, remedy }

@@ -19,13 +19,13 @@ use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{WireError, check_offer};
 use crate::transport::{Address, ConnectError, Connecting, MAKE_RDMA_CONNECTION, Offer, Received};
 
-/// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
-/// gives up.
+/// A connection in the making. It waits as long as it is polled: its owner decides how long. Dropping it gives up the
+/// connection.
 pub struct VerbsConnecting {
     shared: Arc<VerbsShared>,
     gpu: Option<VerbsGpu>,
     address: SocketAddr,
-    /// What this side sleeps at, if it wants to be woken.
+    /// The doorbell at which this side sleeps, if it wants to be woken.
     doorbell: Option<Arc<Doorbell>>,
     state: Option<Handshake>,
     guard: ForkGuard,
@@ -39,13 +39,13 @@ struct Handshake {
 }
 
 enum Stage {
-    /// The peer's host has not taken the connection. Until then it costs no queue pairs: a process that does not listen
-    /// yet is dialled again and again.
+    /// The peer's host has not accepted the connection. Until then it costs no queue pairs: a process that does not
+    /// listen yet is dialled repeatedly.
     Dialling(Offer),
     Offered(Box<Offered>),
 }
 
-/// What this side has offered.
+/// The offer of this side.
 struct Offered {
     ours: Terms,
     requester: Requester,
@@ -53,10 +53,10 @@ struct Offered {
 }
 
 impl Offered {
-    /// Makes the queue pairs, and what they serve.
+    /// Makes the queue pairs, and registers the memory that they serve.
     fn new(shared: &VerbsShared, rails: &[ChosenRail], offer: &Offer) -> io::Result<Offered> {
         let indexes: Vec<usize> = rails.iter().map(|rail| rail.index).collect();
-        // Which of them the peer can use, and so which one leads, is not known yet.
+        // It is not yet known which of the rails the peer can use, and so which one leads.
         let requester = Requester::new(shared, &indexes, rails.len(), true)?;
         let responder = Responder::new(shared, &indexes, rails.len(), grants_of(offer, &[], None), None)?;
         let addresses = indexes.into_iter().zip(shared.port_addresses(rails));
@@ -89,12 +89,12 @@ impl VerbsConnecting {
         Ok(VerbsConnecting { shared, gpu, address, doorbell, state, guard })
     }
 
-    /// Moves the handshake on; what it made once it is over.
+    /// Advances the handshake; returns its result once it is complete.
     fn advance(&mut self) -> Result<Option<(VerbsEndpoint, Received)>, ConnectError> {
         let at = Address::Verbs(self.address);
         let Some(state) = &mut self.state else { return Ok(None) };
         let failed = |error| ConnectError::from_channel(at.clone(), error);
-        // Registering may take longer than the listener gives a connection that has begun to say something.
+        // Registering may take longer than the listener allows a connection that has begun to send its offer.
         if let Stage::Dialling(offer) = &state.stage {
             if !state.link.is_taken().map_err(failed)? {
                 return Ok(None);
@@ -110,7 +110,7 @@ impl VerbsConnecting {
             (Hello::Accept(theirs), message) => (theirs, message),
             (Hello::Refuse(refusal), _) => {
                 if refusal.no_path {
-                    // The ways that were left out are the only ones, it may be.
+                    // The paths that were left out may be the only ones.
                     self.shared.unanswered.forget(self.address.ip());
                 }
                 return Err(ConnectError::refused(at, refusal));
@@ -125,7 +125,7 @@ impl VerbsConnecting {
         if !theirs.blob.indexes().all(|index| ours.blob.has(index)) {
             return Err(protocol(&at, &WireError::Rule("it answers on rails that it was not offered")));
         }
-        // Those that the other side cannot use are not used.
+        // Rails that the other side cannot use are not used.
         rails.retain(|rail| theirs.blob.has(rail.index));
         ours.keep_rails(|index| theirs.blob.has(index));
         requester.keep_served(&theirs.blob);
@@ -158,12 +158,12 @@ pub(super) fn protocol(address: &Address, error: &WireError) -> ConnectError {
     ConnectError::Protocol { address: address.clone(), reason: error.to_string() }
 }
 
-/// The ports of the two sides do not fit together.
+/// The error if the ports of the two sides do not fit together.
 pub(super) fn no_path(address: &Address, reason: &str) -> ConnectError {
     ConnectError::NoPath { address: address.clone(), retry_after: None, reason: reason.into() }
 }
 
-/// The device refused to make what a connection takes.
+/// The error if the device refuses to make the objects of a connection.
 pub(super) fn device_failed(address: &Address, source: io::Error) -> ConnectError {
     let remedy = match source.raw_os_error() {
         Some(libc::ENOMEM) => {

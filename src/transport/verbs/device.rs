@@ -392,7 +392,7 @@ impl Device {
     /// Queries the attributes of a port.
     fn port_attributes(&self, number: u8) -> io::Result<sys::ibv_port_attr> {
         let mut attributes = sys::ibv_port_attr::default();
-        // SAFETY: the context is open, and `attributes` has the size that the call is told.
+        // SAFETY: the context is open, and `attributes` has the size that the call gets.
         let errno = unsafe { self.library.query_port(self.context(), number, &mut attributes) };
         if errno == 0 { Ok(attributes) } else { Err(io::Error::from_raw_os_error(errno)) }
     }
@@ -446,7 +446,7 @@ impl Device {
         let entry = |index: u16| {
             let mut entry = sys::ibv_gid_entry::default();
             let (size, flags) = (size_of::<sys::ibv_gid_entry>(), 0);
-            // SAFETY: the context is open, and `entry` has the size that the call is told.
+            // SAFETY: the context is open, and `entry` has the size that the call gets.
             let errno =
                 unsafe { ask(self.context(), port.into(), index.into(), &raw mut entry, flags, size) };
             // An empty entry is also an error here.
@@ -504,7 +504,7 @@ impl Device {
                 *told = error.max(*told);
                 self.has_broken.store(true, Ordering::Release);
             }
-            // SAFETY: it was taken just now and is acknowledged once; nothing that could panic came between.
+            // SAFETY: it was taken just now and is acknowledged once; no code that could panic runs in between.
             unsafe { (self.library.ack_async_event)(&raw mut event) };
             let (device, event) = (self.name.as_str(), text.to_string_lossy());
             match kind {
@@ -588,7 +588,8 @@ impl Drop for Device {
         // The context that a forked child inherited is the parent's: closing it in the child would destroy objects
         // that the parent uses.
         if !self.is_inherited() {
-            // SAFETY: everything that was made of the context holds `self`, so it is closed last, and once.
+            // SAFETY: every object that was created from the context holds `self`, so the context is closed last, and
+            // once.
             let errno = unsafe { (self.library.close_device)(self.context()) };
             if errno != 0 {
                 tracing::warn!(device = self.name, "an RDMA device could not be closed");

@@ -9,7 +9,7 @@ use crate::transport::GpuPath;
 #[cfg(feature = "cuda")]
 pub(super) use with_cuda::{GpuExport, GpuRegistrations, PEERMEM_FOLDER, readers, registration_help};
 
-/// The GPU of a transport, and the way between its memory and the devices.
+/// The GPU of a transport, and the path between its memory and the devices.
 #[derive(Clone)]
 pub(super) struct VerbsGpu {
     pub(super) gpu: Gpu,
@@ -49,7 +49,7 @@ mod with_cuda {
     const DMA_BUF: &str = "dma-buf";
     const PEERMEM: &str = "nvidia-peermem";
 
-    /// The folder of the module when it is loaded.
+    /// The folder of the loaded module.
     pub(in crate::transport::verbs) const PEERMEM_FOLDER: &str = "/sys/module/nvidia_peermem";
 
     /// Registrations of the caller's memory that are kept for its next use: the number of pieces of 20 MiB, the
@@ -94,7 +94,7 @@ mod with_cuda {
         }
     }
 
-    /// The first way that works; or each way with the reason why it does not.
+    /// Returns the first way that works; or each way with the reason why it does not work.
     fn way(
         shared: &VerbsShared,
         gpu: &Gpu,
@@ -136,7 +136,7 @@ mod with_cuda {
         Err(vec![(DMA_BUF, no_dma_buf), (PEERMEM, no_peermem)])
     }
 
-    /// Pages of GPU memory, exported once for all domains that register them.
+    /// Pages of GPU memory, exported once for all domains that register these pages.
     pub(in crate::transport::verbs) struct GpuExport {
         /// None if the device knows the pages by their address.
         buffer: Option<OwnedFd>,
@@ -152,7 +152,7 @@ mod with_cuda {
             Ok(GpuExport { buffer, pages })
         }
 
-        /// The export of the pages of this memory alone, which begins at the first page.
+        /// Exports the pages of this memory only. The memory begins at the first of them.
         fn of(import: GpuImport, memory: &GpuMemory) -> Result<GpuExport, GpuError> {
             GpuExport::new(import, memory, memory.pages_to_grant()?)
         }

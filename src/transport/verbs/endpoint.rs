@@ -278,12 +278,12 @@ impl VerbsEndpoint {
     fn tell_receives(&mut self) {
         let (Some(responder), Some(link)) = (&self.responder, &mut self.link) else { return };
         if let Some(renewed) = responder.renew_receives() {
-            // If it is gone, its end is heard elsewhere.
+            // If the peer is gone, another call notices it.
             let _unheard = link.channel.send(&Hello::Note(Note::Receives(renewed)).encode(&[]));
         }
     }
 
-    /// Draws the consequences of failed requests and lost rails.
+    /// Handles failed requests and lost rails.
     #[cold]
     fn hear_of_own_requests(&mut self) {
         let Some(data) = &mut self.data else { return };
@@ -428,7 +428,7 @@ impl Endpoint for VerbsEndpoint {
     /// completion queue that is armed before each sleep, would save little compared with the cost of waking a thread.
     fn wake(&mut self) {
         if let (Some(link), false) = (&mut self.link, self.guard.is_inherited()) {
-            // If it is gone, its end is heard elsewhere.
+            // If the peer is gone, another call notices it.
             let _unheard = link.channel.send(&Hello::Note(Note::Wake).encode(&[]));
         }
     }
@@ -500,8 +500,8 @@ impl HeartbeatWord for VerbsHeartbeatWord {
         if self.guard.is_inherited() {
             return Err(INHERITED);
         }
-        // Without room the peer does not answer, and the next beat will have counted further: the thread that sets the
-        // words of all connections does not wait for this one.
+        // If there is no room, the peer does not answer, and the next beat has a higher count: the thread that sets
+        // the words of all connections does not wait for this one.
         let _is_posted = lock(&self.heartbeat).set(&self.word, value)?;
         Ok(())
     }

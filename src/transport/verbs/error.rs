@@ -10,21 +10,21 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no verbs library, or one that is too old.
+    /// There is no verbs library, or it is too old.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// Encryption is demanded.
+    /// Encryption is required.
     #[error("data by RDMA cannot be encrypted here, as the device sends it from memory; {}", remedy_of(self))]
     Encryption,
-    /// There is a library and no device.
+    /// There is a library but no device.
     #[error("this host has no RDMA device; {}", remedy_of(self))]
     NoDevice,
     /// No device has this name.
     #[error("this host has no RDMA device `{name}`; {}", remedy_of(self))]
     UnknownDevice {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The devices that there are.
+        /// The devices of this host.
         known: String,
     },
     /// The device may not be opened.
@@ -42,41 +42,41 @@ pub enum OpenError {
     NoPort {
         /// The device.
         device: String,
-        /// The port that was asked for.
+        /// The requested port.
         port: u8,
         /// The number of ports that the device has.
         ports: u8,
     },
-    /// The port carries nothing now.
+    /// The port carries no data now.
     #[error("port {port} of the RDMA device {device} is {state}; {remedy}")]
     PortDown {
         /// The device.
         device: String,
         /// The port.
         port: u8,
-        /// Its state, in the library's words.
+        /// Its state, as the library names it.
         state: String,
         /// A remedy that the user can try.
         remedy: String,
     },
-    /// The port has no address to speak from.
+    /// The port has no usable local address.
     #[error("port {port} of the RDMA device {device} has {found}; {remedy}")]
     NoGid {
         /// The device.
         device: String,
         /// The port.
         port: u8,
-        /// A description of what it has instead of an address that can be used.
+        /// A description of the addresses that it has instead.
         found: String,
         /// A remedy that the user can try.
         remedy: String,
     },
-    /// A setting that the device does not take.
+    /// A setting that the device does not support.
     #[error("the RDMA device {device} cannot do {what}; {remedy}")]
     Setting {
         /// The device.
         device: String,
-        /// The setting that was asked for.
+        /// The requested setting.
         what: String,
         /// A remedy that the user can try.
         remedy: String,
@@ -124,7 +124,7 @@ impl Diagnostic for OpenError {
 }
 
 impl OpenError {
-    /// The device that cannot be used, where it is about one.
+    /// The unusable device, if the error concerns one device.
     #[doc(hidden)]
     pub fn device(&self) -> Option<&str> {
         match self {

@@ -1,11 +1,11 @@
-//! The choice of a port's address to speak from. A wrong one connects to no peer, or to a peer over a slow way: the
-//! choice is made by rank, said aloud with its reason, and can be overruled.
+//! The choice of a port's local address. A wrong address reaches no peer, or reaches the peer over a slow path: the
+//! choice is made by rank, logged with its reason, and can be overruled.
 
 use std::cmp::Reverse;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 
-/// The kind of network that an entry of a port's table is for.
+/// The kind of network of an entry in a port's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
@@ -34,16 +34,16 @@ pub struct Gid {
     pub index: u16,
     /// The 128 bits.
     pub bytes: [u8; 16],
-    /// The kind of network that it is for.
+    /// The kind of its network.
     pub kind: GidKind,
-    /// The network interface behind it, where there is one.
+    /// The network interface behind it, if there is one.
     pub interface: Option<String>,
-    /// Whether that interface is up; true where there is none.
+    /// Whether that interface is up; true if there is none.
     pub is_up: bool,
 }
 
 impl Gid {
-    /// The IP address that it is made of; for InfiniBand the same bits, which mean no IP address.
+    /// The IP address from which the GID is made; for InfiniBand the same bits, which are not an IP address.
     pub fn address(&self) -> IpAddr {
         Ipv6Addr::from(self.bytes).to_canonical()
     }
@@ -63,12 +63,12 @@ impl fmt::Display for Gid {
     }
 }
 
-/// An address that was chosen, and why.
+/// The chosen address, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidChoice {
     /// The entry.
     pub gid: Gid,
-    /// The reason to choose it and not another entry, for people to read.
+    /// The reason why this entry was chosen and not another, as readable text.
     pub reason: String,
 }
 
@@ -76,7 +76,7 @@ pub struct GidChoice {
 pub(super) fn route_to(peer: IpAddr) -> Option<IpAddr> {
     let any = if peer.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // The port is of no importance: connecting a datagram socket only asks the routing table.
+    // The port does not matter: to connect a datagram socket only queries the routing table.
     socket.connect((peer, 4791)).ok()?;
     Some(socket.local_addr().ok()?.ip().to_canonical())
 }
@@ -95,11 +95,11 @@ fn rank(gid: &Gid, route: Option<IpAddr>) -> GidOrder {
     )
 }
 
-/// The best entry to speak from, where `route` is this host's address on the way to the peer; or the entry number
-/// `wanted`. `None` if there is none that can be used.
+/// The best entry for the local address, where `route` is this host's address on the route to the peer; or the entry
+/// number `wanted`. `None` if no entry is usable.
 ///
-/// In this order: routed (RoCE v2 before v1), its interface is up, on the way to the peer, not link-local, IPv4 before
-/// IPv6, and the first of those that are equal.
+/// In this order: routed (RoCE v2 before v1), its interface is up, on the route to the peer, not link-local, IPv4
+/// before IPv6, and the first of equal entries.
 pub(super) fn choose(gids: &[Gid], route: Option<IpAddr>, wanted: Option<u16>) -> Option<GidChoice> {
     if let Some(index) = wanted {
         let gid = gids.iter().find(|gid| gid.index == index && !gid.is_empty())?;

@@ -36,7 +36,7 @@ pub(super) fn grants_of(offer: &Offer, on_gpu: &[GpuGrant], gpu: Option<&VerbsGp
     granted
 }
 
-/// What an offer grants.
+/// The grants of an offer.
 #[cfg(not(feature = "cuda"))]
 pub(super) fn grants_of(offer: &Offer, _: &[GpuGrant], _: Option<&VerbsGpu>) -> Vec<GrantedMemory> {
     offer.grants.iter().cloned().map(GrantedMemory::Host).collect()

@@ -1,8 +1,8 @@
-//! The conversations of one transport's peers, which are listened to all at once.
+//! Watches the conversations of one transport's peers, all at once.
 //!
-//! A conversation is silent once its handshake is over, but for its end and a message now and then. To ask the socket
-//! of each peer at each look would be dozens of system calls a second for a peer that does nothing. So the system is
-//! asked which of them has something to say, at most every [`LOOK_EVERY`], by whichever thread looks first.
+//! After its handshake a conversation is silent, except for its end and an occasional message. If each call read the
+//! socket of each peer, a peer that does nothing would cost dozens of system calls a second. So the system is asked
+//! which conversations have messages, at most once every [`LOOK_EVERY`], by the first thread that calls.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,32 +16,32 @@ use rustix::time::Timespec;
 
 use super::device::lock;
 
-/// Shortest time between two looks.
+/// Shortest time between two queries.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Conversations of which one call of the system tells.
+/// The greatest number of conversations that one system call reports.
 const EVENTS: usize = 64;
 
-/// The conversations, and the time of the next look.
+/// The conversations, and the time of the next query.
 pub(super) struct Hearing {
     epoll: OwnedFd,
     begun: Instant,
-    /// The time of the next look, in nanoseconds since `begun`.
+    /// The time of the next query, in nanoseconds since `begun`.
     due: AtomicU64,
     ears: Mutex<Ears>,
-    /// Calls of the system.
+    /// The number of system calls.
     #[cfg(test)]
     pub(super) asked: AtomicU64,
 }
 
 #[derive(Default)]
 struct Ears {
-    /// Numbers are not used again: an event of a conversation that is over finds nothing.
+    /// Numbers are not reused: an event of a conversation that is over finds no entry.
     next: u64,
     heard: HashMap<u64, Arc<AtomicBool>>,
 }
 
-/// One conversation, until this is dropped.
+/// The watch over one conversation, until [`forget`](Self::forget).
 pub(super) struct Ear {
     hearing: Arc<Hearing>,
     number: u64,
@@ -60,20 +60,21 @@ impl Hearing {
         }))
     }
 
-    /// Listens to this socket from now on, until `forget`. The first look hears of what it holds already.
+    /// Watches this socket from now on, until `forget`. The first query reports data that has already arrived.
     pub(super) fn listen_to(self: &Arc<Self>, socket: impl AsFd) -> io::Result<Ear> {
         let has_heard = Arc::new(AtomicBool::new(false));
         let mut ears = lock(&self.ears);
         let number = ears.next;
         ears.next += 1;
-        // Told once for what arrives, whether it is read or not: its owner reads until nothing is left.
+        // Edge-triggered: the system reports arriving data once, whether it is read or not, so the owner reads until
+        // no data is left.
         let told = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, socket, EventData::new_u64(number), told)?;
         ears.heard.insert(number, Arc::clone(&has_heard));
         Ok(Ear { hearing: Arc::clone(self), number, has_heard })
     }
 
-    /// True at most once every [`LOOK_EVERY`], to one thread: it is to look for all.
+    /// True at most once every [`LOOK_EVERY`], for one thread, which must query for all.
     pub(super) fn is_due(&self) -> bool {
         let now = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let due = self.due.load(Ordering::Relaxed);
@@ -81,7 +82,7 @@ impl Hearing {
         now >= due && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Has all ears hear what their conversations have to say, without waiting.
+    /// Marks the ears whose conversations have messages, without waiting.
     pub(super) fn listen(&self) {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events = Vec::with_capacity(EVENTS);
@@ -90,7 +91,7 @@ impl Hearing {
             self.asked.fetch_add(1, Ordering::Relaxed);
             events.clear();
             let spare = rustix::buffer::spare_capacity(&mut events);
-            // Interrupted or refused, nothing was heard this time.
+            // If the call is interrupted or refused, it reports no events this time.
             let count = epoll::wait(&self.epoll, spare, Some(&at_once)).unwrap_or(0);
             let ears = lock(&self.ears);
             for event in &events {
@@ -104,7 +105,7 @@ impl Hearing {
         }
     }
 
-    /// The next look is due at once.
+    /// Makes the next query due at once.
     #[cfg(test)]
     pub(super) fn hurry(&self) {
         self.due.store(0, Ordering::Relaxed);
@@ -112,17 +113,17 @@ impl Hearing {
 }
 
 impl Ear {
-    /// Whether the conversation has had something to say since this was asked last.
+    /// Whether the conversation has had a message since the last call.
     pub(super) fn take_heard(&self) -> bool {
         self.has_heard.load(Ordering::Relaxed) && self.has_heard.swap(false, Ordering::Acquire)
     }
 
-    /// The conversation has more to say than was listened to.
+    /// Notes that the conversation has more messages than were read.
     pub(super) fn hear_again(&self) {
         self.has_heard.store(true, Ordering::Relaxed);
     }
 
-    /// Listens no longer. The system forgets the socket when it is closed.
+    /// Ends the watch. The system forgets the socket when it is closed.
     pub(super) fn forget(&self) {
         lock(&self.hearing.ears).heard.remove(&self.number);
     }

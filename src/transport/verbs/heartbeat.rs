@@ -1,4 +1,4 @@
-//! Heartbeats: words that are set on a queue pair of their own, so that no bulk data is ever before them.
+//! Heartbeats: words that are written on a queue pair of their own, so that no bulk data is ever queued before them.
 
 use super::device::QueuePairError;
 use super::initiator::Initiator;
@@ -12,7 +12,7 @@ const FAILED: Disconnected =
 /// The posting end of the lane for heartbeats.
 pub(super) struct HeartbeatLane {
     lane: Option<Initiator>,
-    /// False until the peer's queue pairs stand: until then no peer can miss a beat.
+    /// False until the peer's queue pairs are ready: until then no peer can miss a beat.
     is_ready: bool,
     /// True once the connection is over.
     is_over: bool,
@@ -29,13 +29,13 @@ impl HeartbeatLane {
         self.is_ready = true;
     }
 
-    /// Whether the device has told that the lane's pair is over, and how, and no completion tells why.
+    /// Returns how the lane's pair ended, if the device has reported its end and no completion gives the reason.
     pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
         self.lane.as_mut().and_then(Initiator::take_broken)
     }
 
-    /// Returns the error of the beat that failed: its owner ends the connection, and the lane with it. The device is
-    /// asked about a beat that is under way: the next one may be a tenth of a long lease away.
+    /// Returns the error of the failed beat: the owner then ends the connection, and the lane with it. This polls for
+    /// a beat that is under way, since the next beat may be a tenth of a long lease away.
     pub(super) fn failure(&mut self) -> Option<CompletionError> {
         self.look();
         self.failure
@@ -46,7 +46,7 @@ impl HeartbeatLane {
         self.lane.as_ref().is_some_and(Initiator::is_unanswered)
     }
 
-    /// Takes what the device says of beats.
+    /// Takes the device's completions of beats.
     fn look(&mut self) {
         let Some(lane) = &mut self.lane else { return };
         while let Some(completion) = lane.poll() {
@@ -57,7 +57,7 @@ impl HeartbeatLane {
         }
     }
 
-    /// Sets the word. False if there is no room for it now.
+    /// Writes the word. False if there is no room for the request now.
     pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<bool, Disconnected> {
         if self.is_over {
             return Err(ENDED);

@@ -48,7 +48,7 @@ pub(super) struct PortAddress {
 /// One rail of a side, and its queue pairs there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RailPorts {
-    /// The index of its device among the devices that the process names: rails of one index belong together.
+    /// The index of its device among the devices that the process names: rails with the same index belong together.
     pub(super) index: u8,
     pub(super) address: PortAddress,
     /// The pairs on which this side posts: always in an offer; in an answer if the connector granted memory.

@@ -1,4 +1,4 @@
-//! The cost of peers that do nothing, in calls of the library and of the system.
+//! The cost of idle peers, in calls of the library and of the system.
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use super::{Access, VerbsEndpoint, VerbsShared, scripted, tests};
 use crate::channel::{Channel, ChannelTerms, Purpose};
 use crate::transport::{Endpoint, Transport};
 
-/// A peer that was let in over the scripted device, and the socket of its conversation.
+/// A peer that was admitted over the scripted device, and the socket of its conversation.
 fn peer(
     shared: &Arc<VerbsShared>,
     waker: &Arc<Waker>,
@@ -48,7 +48,7 @@ fn silent(end: &UnixStream) -> OwnedFd {
 #[test]
 fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
     const PEERS: usize = 10_000;
-    /// An owner looks at its peers every 20 ms.
+    /// An owner checks its peers every 20 ms.
     const LOOKS: usize = 50;
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let all = rustix::process::Rlimit { current: files.maximum, ..files };
@@ -57,7 +57,7 @@ fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
     let (shared, device) = (&verbs.shared, &verbs.shared.first().device);
     let waker = Waker::new(device, u32::MAX).unwrap();
     let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
-    // Each conversation has a descriptor of its own, and a hundred of them one peer, which lives.
+    // Each conversation has its own descriptor, and a hundred conversations share one peer, which lives.
     let ends: Vec<_> = (0..100).map(|_| UnixStream::pair().unwrap()).collect();
     let links = (0..PEERS).map(|index| silent(&ends[index % ends.len()].0));
     let mut peers: Vec<_> = links.map(|link| peer(shared, &waker, page.whole(), link)).collect();
@@ -71,11 +71,11 @@ fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
         assert!(peers.iter_mut().all(|peer| peer.check().is_ok()));
     }
     let seconds = begun.elapsed().as_secs_f64().max(LOOKS as f64 * 0.02);
-    // Each wait of the owner is a call of the system, too.
+    // Each wait of the owner is also a system call.
     let each = (calls() + LOOKS as u64) as f64 / PEERS as f64 / seconds;
     assert!(each <= 0.2, "{each}");
 
-    // One that has something to say costs calls of its own, and none for the others.
+    // A peer with an event costs calls for itself, and no calls for the others.
     let ringing = scripted::pairs();
     scripted::take_posted();
     scripted::notice(ringing[2 * 7]);
@@ -117,7 +117,7 @@ fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
     let all: Vec<_> = (0..100).map(|_| responder()).collect();
     let data = |index: usize| scripted::pairs()[first + 2 * index];
     scripted::take_posted();
-    // A quarter of them is worth no message.
+    // A quarter of the receives is not enough for a message.
     for (index, times) in [(3, 512), (70, 256), (99, 300), (50, 128)] {
         (0..times).for_each(|_| scripted::notice(data(index)));
     }
@@ -132,7 +132,7 @@ fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
     };
     assert_eq!([3, 70, 99, 50].map(count), [512, 256, 300, 0], "as many as it is told of");
 
-    // What is left of a pair that is gone is not taken for that of the next one with its number.
+    // Completions that are left from a destroyed pair do not count for the next pair with its number.
     let mut all = all;
     let last = all.pop().unwrap();
     let number = last.number();

@@ -41,7 +41,7 @@ pub(super) struct Initiator {
     under_way: UnderWay,
     /// Entries before this one have succeeded.
     succeeded: u64,
-    /// Entries before this one were given back by the device, in success or in error.
+    /// The device has completed the entries before this one, in success or in error.
     returned: u64,
     /// The error of the first request that failed; all requests behind it are flushed.
     failure: Option<CompletionError>,
@@ -55,7 +55,7 @@ pub(super) struct Initiator {
     unreported: usize,
     /// The device reports at least one in so many entries.
     report_every: usize,
-    /// The memory that holds inline data until the device has taken it: a cell for each entry.
+    /// The memory that holds inline data until the device has read it: a cell for each entry.
     cells: MemoryRegion,
     completions: [sys::ibv_wc; POLLED_AT_ONCE],
     batch: Batch,
@@ -81,7 +81,7 @@ pub(super) struct Initiator {
     domain: u32,
     /// Receives that the peer has posted and this side has not used up: as many requests can notify the peer.
     receives: u16,
-    /// Set where the peer's device may apply writes in any order.
+    /// Set if the peer's device may apply writes in any order.
     proof: Option<Proof>,
 }
 
@@ -161,7 +161,7 @@ impl Initiator {
         self.report_every = 1;
     }
 
-    /// Longest data that a request carries in itself.
+    /// Longest inline data of a request.
     pub(super) fn inline_bytes(&self) -> u32 {
         self.pair.inline_bytes
     }
@@ -207,7 +207,7 @@ impl Initiator {
         self.failure
     }
 
-    /// Whether it failed since the peer's device did not answer.
+    /// Whether the request failed because the peer's device did not answer.
     pub(super) fn is_unanswered(&self) -> bool {
         self.is_unanswered
     }

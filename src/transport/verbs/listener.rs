@@ -1,4 +1,4 @@
-//! The listening side: peers arrive here and are answered.
+//! The listening side, which accepts and answers peers.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -26,22 +26,22 @@ use crate::transport::{
     Address, ArrivalWatch, ConnectError, Doorbell, GpuGrant, Incoming, Listener, Offer, Received, Refusal,
 };
 
-/// The listener at which peers arrive. Handshakes go over TCP.
+/// The listener for peers. Handshakes go over TCP.
 pub struct VerbsListener {
     shared: Arc<VerbsShared>,
     gpu: Option<VerbsGpu>,
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
-    /// The wakers that peers ring, one for each rail, once the owner wants to sleep here.
+    /// The wakers that peers ring, one for each rail, once the owner wants to sleep.
     wakers: Vec<Arc<Waker>>,
     guard: ForkGuard,
 }
 
-/// Longest time that the owner sleeps while a peer is in the middle of a handshake.
+/// Longest time that the owner sleeps while a peer is in the middle of a handshake, or the system accepts none.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
-/// The time after which a peer asks again to which no way led: the system takes as long to find that out.
+/// The time after which a peer without a path tries again: the system takes as long to find this out.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 impl VerbsListener {
@@ -76,7 +76,7 @@ impl VerbsListener {
     }
 }
 
-/// A newcomer about which nothing is known yet.
+/// A newcomer that has not sent its offer yet.
 struct Pending(Channel);
 
 impl Newcomer for Pending {
@@ -89,7 +89,7 @@ impl Newcomer for Pending {
             Ok(_) => Err("it answered without a question".into()),
             Err(error) => {
                 if let WireError::Version { .. } = error {
-                    // If it is gone already, it does not need to know.
+                    // A peer that is already gone does not need the refusal.
                     let _unheard = self.0.send(&Hello::refuse(error.to_string().into()).encode(&[]));
                 }
                 Err(error.to_string())
@@ -103,7 +103,7 @@ impl Newcomer for Pending {
 }
 
 impl VerbsListener {
-    /// Wants peers that are let in from now on to wake no thread.
+    /// Ends the notices: peers that are admitted from now on wake no thread.
     pub(in crate::transport) fn end_notices(&mut self) {
         self.wakers.clear();
     }
@@ -112,13 +112,13 @@ impl VerbsListener {
         self.socket.as_fd()
     }
 
-    /// As [`wait`](Listener::wait), which one of `others` that can be read ends, too.
+    /// As [`wait`](Listener::wait), but also ends if one of `others` can be read.
     pub(in crate::transport) fn wait_with(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
         if self.guard.is_inherited() {
-            // Nothing is to be heard here any more.
+            // No more events arrive in a forked child.
             std::thread::sleep(timeout);
         } else if !self.wakers.is_empty() {
-            // Of a socket that cannot be accepted from there is nothing to be heard but that.
+            // A socket that cannot accept would be ready all the time.
             let cannot_accept = self.newcomers.cannot_accept();
             let is_short = cannot_accept || self.newcomers.iter().len() > 0;
             let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
@@ -172,7 +172,7 @@ impl Listener for VerbsListener {
         let terms = self.shared.terms();
         self.newcomers.admit(&self.address, now, || Ok(accept(&self.socket, &terms)?.map(Pending)));
         let (Pending(link), (mut theirs, message)) = self.newcomers.next(&self.address, now)?;
-        // The way of the packets, which need not be that of the handshake.
+        // The path of the packets, which need not be the path of the handshake.
         let peer = |theirs: &PortAddress| match theirs.is_infiniband {
             true => link.peer_address().ok().map(|address| address.ip()),
             false => Some(std::net::Ipv6Addr::from(theirs.gid).to_canonical()),
@@ -204,32 +204,32 @@ impl Listener for VerbsListener {
 impl Drop for VerbsListener {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
-            // The port is free at once, whichever process holds copies of the descriptor.
+            // Frees the port at once, even if other processes hold copies of the descriptor.
             let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }
 }
 
-/// A peer that has said its part and waits for an answer.
+/// A peer that has sent its offer and waits for an answer.
 pub struct VerbsIncoming {
     shared: Arc<VerbsShared>,
     gpu: Option<VerbsGpu>,
-    /// What the peer is granted of its memory.
+    /// The grants of GPU memory for the peer.
     on_gpu: Vec<GpuGrant>,
     link: Channel,
     received: Received,
     theirs: Terms,
-    /// The rails that both sides can use. The peer's terms are of these.
+    /// The rails that both sides can use, to which the peer's terms refer.
     rails: Vec<ChosenRail>,
     address: Address,
-    /// That of the rail that leads, if the owner wants to sleep.
+    /// The waker of the leading rail, if the owner wants to sleep.
     waker: Option<Arc<Waker>>,
     /// This side of the connection, once it was made, or was found to be impossible.
     made: Option<Result<Made, ConnectError>>,
 }
 
-/// What a peer is told for which this side of the connection could not be made. A way to it that is missing now may be
-/// there later.
+/// The answer to a peer for which this side of the connection could not be made. A path to the peer that is missing
+/// now may exist later.
 fn refusal(error: &ConnectError) -> Refusal {
     const REASON: &str = "the listener could not make its side of the connection; look at its log";
     match error {
@@ -251,7 +251,7 @@ fn refusal(error: &ConnectError) -> Refusal {
     }
 }
 
-/// One side of a connection, and what the other one is to be told of it.
+/// One side of a connection, and its description for the other side.
 type Made = (Option<Requester>, Option<Responder>, Terms);
 
 impl VerbsIncoming {
@@ -260,7 +260,7 @@ impl VerbsIncoming {
         check_offer(offer, &self.on_gpu).map_err(|reason| ConnectError::Offer { address: address(), reason })
     }
 
-    /// Makes this side and connects it to the other.
+    /// Makes this side of the connection, and connects it to the other side.
     fn make(&self, offer: &Offer) -> Result<Made, ConnectError> {
         self.check(offer)?;
         let at = &self.address;
@@ -344,7 +344,7 @@ impl Incoming for VerbsIncoming {
     }
 
     fn refuse(mut self, refusal: Refusal) {
-        // A refusal fits the buffer of a socket to which nothing but a greeting was sent.
+        // A refusal fits into the buffer of a socket to which only a greeting was sent.
         if let Err(error) = self.link.send(&Hello::refuse(refusal).encode(&[])) {
             tracing::debug!(%error, "a refused peer was gone already");
         }

@@ -5,24 +5,24 @@
 //! on the size of packets and on the number of READs under way. That TCP connection stays open, silent: its end shows
 //! that a process is gone, long before the device gives up on it.
 //!
-//! Each direction has up to three queue pairs: one for requests, one for heartbeats, on which no bulk data ever goes
-//! first, and one for READs of memory that the peer grants for reading only. If several devices carry a connection
-//! ([`VerbsOptions::devices`]), each further device has one pair for its parts of long requests, and one for its
-//! parts of READs.
+//! Each direction has up to three queue pairs: one for requests, one for heartbeats, so that no bulk data is ever
+//! queued before them, and one for READs of memory that the peer grants for reading only. If several devices carry a
+//! connection ([`VerbsOptions::devices`]), each further device has one pair for its parts of long requests, and one
+//! for its parts of READs.
 //!
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
 //! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
-//! | serve the peer | of this connection | what it may write, with those rights; a word of each further device |
-//! | serve its READs | of all readers | memory of the transport that peers may read, and do nothing else with |
+//! | serve the peer | of this connection | memory that it may write, with those rights; a word of each further device |
+//! | serve its READs | of all readers | memory of the transport that peers may only read |
 //!
 //! So memory that peers only read (control pages, frames) is registered once for each device, however many peers
-//! there are, and a new peer costs no more than the memory that this peer writes. A key of that memory opens no
-//! memory for another peer, nor for its own next connection. The keys of memory that is only read are the same for
-//! all peers of this transport: a process that must keep some of its peers from the memory that others read opens a
-//! transport for each kind. A peer that was disconnected reads nothing: its queue pairs are reset at once, and
-//! destroyed later. A request for any other memory ends the connection of the peer that posted it. Peers name bytes
-//! by their offset in a region: addresses of this process do not travel.
+//! there are, and a new peer costs no more than the memory that this peer writes. The key of memory that one peer
+//! writes opens no memory for another peer, nor for the same peer's next connection. The keys of memory that is only
+//! read are the same for all peers of this transport: a process that must keep some of its peers from the memory that
+//! others read opens a transport for each kind. A peer that was disconnected reads nothing: its queue pairs are reset
+//! at once, and destroyed later. A request for any other memory ends the connection of the peer that posted it. Peers
+//! name bytes by their offset in a region: addresses of this process do not travel.
 //!
 //! **Nothing waits for ever.** A device that gets no answer retries for 1.9 s, unless [`VerbsOptions::timeout`] and
 //! [`VerbsOptions::retries`] say otherwise; some take up to four times as long. Completion queues have room for all
@@ -352,7 +352,7 @@ impl Verbs {
 
 /// Requests that may be outstanding on an endpoint.
 fn queue_depth(rails: &[Rail], wanted: Option<usize>) -> Result<usize, OpenError> {
-    // A READ may go with each write.
+    // Each write may need a READ.
     let limit = |rail: &Rail| rail.info.limits.queue_depth.min(rail.info.limits.completions) as usize / 2;
     let limits = rails.iter().map(|rail| (limit(rail), rail.info.name.as_str()));
     let (limit, least) = limits.min().unwrap_or((0, ""));

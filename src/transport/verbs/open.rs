@@ -12,7 +12,7 @@ use super::gid;
 use super::pci::{PciWay, pci_way};
 use crate::mem::MAX_RAILS;
 
-/// A device and port that was chosen, and why.
+/// A device and port that was chosen, and the reason.
 pub(super) struct OpenedDevice {
     pub(super) device: Arc<Device>,
     pub(super) info: DeviceInfo,
@@ -35,8 +35,8 @@ pub fn devices() -> Result<Vec<Result<DeviceInfo, OpenError>>, OpenError> {
     Ok(device::names()?.iter().map(open).collect())
 }
 
-/// Opens the devices and ports that `options` name, or the best one. Of several that are named one has to be up:
-/// connections are made over the others once these are.
+/// Opens the devices and ports that `options` name, or the best one. Of several named devices one must be up:
+/// connections use the others once they are up.
 pub(super) fn open(options: &VerbsOptions) -> Result<Vec<OpenedDevice>, OpenError> {
     if options.devices.len() > MAX_RAILS {
         let (device, what) = (options.devices.join(","), "so many rails".into());
@@ -59,7 +59,7 @@ pub(super) fn open(options: &VerbsOptions) -> Result<Vec<OpenedDevice>, OpenErro
     opened.into_iter().map(or_down).collect()
 }
 
-/// Opens a device that is to be used at a port which is down now.
+/// Opens a device for a port that is down now.
 fn open_down(name: &str, number: u8) -> Result<OpenedDevice, OpenError> {
     let device = Device::open(name)?;
     let info = device.info()?;
@@ -72,7 +72,7 @@ fn open_down(name: &str, number: u8) -> Result<OpenedDevice, OpenError> {
     Ok(OpenedDevice { device, info, port, reason: "it was asked for, and is down".into() })
 }
 
-/// The parts of `NAME:PORT`; without a port, all of it is the name.
+/// The parts of `NAME:PORT`; without a port, the whole text is the name.
 fn name_and_port(text: &str) -> (&str, Option<u8>) {
     let parts = text.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)));
     parts.map_or((text, None), |(name, port)| (name, Some(port)))
@@ -105,9 +105,9 @@ fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, Ope
     Ok(OpenedDevice { device, info, port, reason })
 }
 
-/// What ports are compared by, beside what they are.
+/// The data for the comparison of ports, besides their own attributes.
 struct PortComparison {
-    /// This host's address on the way to the peer.
+    /// This host's address on the route to the peer.
     route: Option<IpAddr>,
     /// The NUMA node of this processor.
     node: Option<u32>,
@@ -127,24 +127,24 @@ impl PortComparison {
         PortComparison { route, node, fastest: usable.map(|(_, port)| port.speed).max().unwrap_or(0) }
     }
 
-    /// Whether an address of this port is on the way to the peer.
+    /// Whether an address of this port is on the route to the peer.
     fn is_way(&self, port: &Port) -> bool {
         port.gids.iter().any(|gid| gid.is_up && self.route == Some(gid.address()))
     }
 
-    /// Whether another port has at least twice its speed, where that is known.
+    /// Whether another port has at least twice the speed of this port, if the speeds are known.
     fn is_slow(&self, port: &Port) -> bool {
         port.speed > 0 && self.fastest >= port.speed.saturating_mul(2)
     }
 }
 
 /// The best port of these devices, by the index of its device and its number, with the reason; and the errors of
-/// devices without one that can be used.
+/// devices without a usable port.
 ///
-/// The best is on the way to the peer, nearest to the GPU that payloads are on, nearest to the processor that this runs
-/// on, fastest; and of those that are equal the one for this process's local rank, so that several processes take
-/// several. The way and the processor count for no port that is slow: the port by which the processes of a job meet is
-/// often of a network for other things.
+/// The order of preference: on the route to the peer, nearest to the GPU that holds payloads, nearest to the
+/// processor of this thread, fastest. Of equal ports, this process's local rank chooses one, so that several
+/// processes use several ports. The route and the processor do not count for a slow port: the port through which the
+/// processes of a job meet often belongs to a network for other purposes.
 fn best_port(
     infos: &[DeviceInfo],
     options: &VerbsOptions,
@@ -167,7 +167,7 @@ fn best_port(
     (Some((index, port.number, reason(options, rank, slow_way, all, equal))), errors)
 }
 
-/// The way from a GPU, by its folder, to a device.
+/// The PCI path from a GPU, by its folder, to a device.
 fn way_to(gpu: Option<&Path>, info: &DeviceInfo) -> Option<PciWay> {
     pci_way(gpu?, &device::sysfs(&info.name).join("device"))
 }
@@ -212,7 +212,7 @@ fn reason(
     parts.join(", ")
 }
 
-/// The port that is asked for, or the best of those that can be used.
+/// The requested port, or the best usable one.
 fn port_of<'a>(
     info: &'a DeviceInfo,
     options: &VerbsOptions,
@@ -231,7 +231,7 @@ fn port_of<'a>(
             (Ok(()), Ok(other)) if rank(info, port, around, None) < rank(info, other, around, None) => {}
             (Ok(()), _) => best = Ok(port),
             (Err(_), Ok(_)) => {}
-            // The first port's is told.
+            // The error of the first port is reported.
             (Err(error), Err(_)) => best = Err(error),
         }
     }
@@ -290,7 +290,7 @@ fn check_port(
     Ok(())
 }
 
-/// The NUMA node of the processor that this thread runs on, where that can be told.
+/// The NUMA node of the processor on which this thread runs, if it is known.
 fn current_node() -> Option<u32> {
     let processor = rustix::thread::sched_getcpu();
     let folder = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{processor}")).ok()?;
@@ -419,11 +419,11 @@ mod tests {
             "ethernet on the way to the peer is slow: there is a port of twice its speed or more, best of 3";
         let second = format!("{why}, number 1 of 2 equal ones");
         assert_eq!(best(&infos, 1), ("mlx5_1".into(), second), "each process takes another");
-        // What is no slower decides by the way to the peer as before.
+        // Between ports that are not slow, the route to the peer decides as before.
         infos[0].ports[0].speed = 201_000;
         let reason = "on the way to the peer, on this processor's NUMA node, best of 3";
         assert_eq!(best(&infos, 1), ("ethernet".into(), reason.into()));
-        // A fast port that carries nothing makes no other one slow.
+        // A fast port that carries no data makes no other port slow.
         infos[0].ports[0].speed = 25_000;
         infos.iter_mut().skip(1).for_each(|info| info.ports[0].is_active = false);
         let options = VerbsOptions::default();

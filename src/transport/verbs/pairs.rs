@@ -33,7 +33,7 @@ pub(super) struct Requester {
 /// The pairs on which this side posts over one rail.
 pub(super) struct RailRequester {
     pub(super) data: Initiator,
-    /// Where the rail may lead.
+    /// Present if the rail may lead.
     pub(super) heartbeat: Option<Initiator>,
     /// For READs of memory that the peer grants for reading only, if there is such memory.
     pub(super) reads: Option<Initiator>,
@@ -72,7 +72,7 @@ impl Requester {
         }
     }
 
-    /// Takes the pair for heartbeats from the rail that leads.
+    /// Takes the pair for heartbeats from the leading rail.
     pub(super) fn take_heartbeat(&mut self) -> Option<Initiator> {
         self.rails.first_mut()?.heartbeat.take()
     }
@@ -157,7 +157,7 @@ struct RailResponder {
     index: usize,
     // Dropped in this order, and before the granted memory: the pairs, the keys, then the domain.
     data: Arc<QueuePair>,
-    /// Where the rail may lead.
+    /// Present if the rail may lead.
     heartbeat: Option<QueuePair>,
     /// For READs of memory that may only be read, if there is such memory.
     reads: Option<QueuePair>,
@@ -308,12 +308,12 @@ impl Responder {
         self.rails.iter_mut().skip(1).flatten().for_each(|rail| rail.heartbeat = None);
     }
 
-    /// Receives that the peer may use up before it is told of more.
+    /// Receives that the peer may use up before this side announces more.
     pub(super) fn receives(&self) -> u16 {
         self.lead().data.receives
     }
 
-    /// The number of the pair that serves the peer's data on the rail that leads.
+    /// The number of the pair that serves the peer's data on the leading rail.
     #[cfg(test)]
     pub(super) fn number(&self) -> u32 {
         self.lead().data.number()

@@ -1,4 +1,4 @@
-//! The settings of the way that packets take: service level, traffic class, partition, timeout and retries.
+//! The settings of the packets' path: service level, traffic class, partition, timeout and retries.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use super::VerbsOptions;
 use super::device::{DeviceInfo, Port};
 use super::error::OpenError;
 
-/// The code of the time that a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power,
-/// 268 ms.
+/// The code of the time that a queue pair waits for an answer before it retries: 4.096 us times 2 to this power, 268
+/// ms.
 const TIMEOUT: u8 = 16;
 /// The shortest of these times, whose code is 0.
 const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
-/// Number of times that it asks again before it gives up: after 1.9 s without any answer. The specification lets a
-/// device take up to four times as long.
+/// Number of retries before it gives up: after 1.9 s without any answer. The specification lets a device take up to
+/// four times as long.
 const RETRIES: u8 = 6;
-/// The most that there are of each.
+/// The greatest value of each.
 const TIMEOUT_MAX: u8 = 31;
 const RETRIES_MAX: u8 = 7;
 const SERVICE_LEVEL_MAX: u8 = 15;
 
-/// The bit of a partition key that says whether its holder is a full member; the others name the partition.
+/// The bit of a partition key that says whether its holder is a full member; the other bits name the partition.
 const IS_FULL_MEMBER: u16 = 1 << 15;
 
 /// The settings of one port's queue pairs.
@@ -31,14 +31,14 @@ pub struct PathSettings {
     pub traffic_class: u8,
     /// The index of the partition key in the port's table.
     pub pkey_index: u16,
-    /// The time after which the device asks again, as the specification codes it.
+    /// The time after which the device retries, as the specification codes it.
     pub timeout: u8,
-    /// The number of times that it does.
+    /// The number of retries.
     pub retries: u8,
 }
 
 impl PathSettings {
-    /// The settings that `options` ask for, as far as this port has them.
+    /// The settings in `options`, if this port supports them.
     pub(super) fn new(
         options: &VerbsOptions,
         info: &DeviceInfo,
@@ -54,7 +54,7 @@ impl PathSettings {
         }
         let timeout = options.timeout.unwrap_or(TIMEOUT);
         if !(1..=TIMEOUT_MAX).contains(&timeout) {
-            // 0 would be for ever.
+            // 0 would wait without end.
             let remedy = format!("choose 1 to {TIMEOUT_MAX}: 4.096 us times 2 to this power");
             return cannot(format!("the timeout {timeout}"), remedy);
         }
@@ -65,7 +65,7 @@ impl PathSettings {
             return cannot(format!("{retries} retries"), format!("choose 0 to {most}"));
         }
         let partition_key = options.partition_key_at(port);
-        // A port that is down may have no keys yet: it is asked again once it is up.
+        // A port that is down may have no keys yet: it is queried again once it is up.
         let pkey_index = index_of(partition_key, &port.partition_keys).or((!port.is_active).then_some(0));
         let Some(pkey_index) = pkey_index else {
             let list: Vec<String> = port.partition_keys.iter().map(|key| format!("{key:#06x}")).collect();
@@ -76,8 +76,9 @@ impl PathSettings {
     }
 }
 
-/// The index of a partition key in a port's table, which may hold it as that of a full member, of a limited one, or
-/// both: that of a full member first, as limited members do not reach each other. Without a key, the first entry.
+/// The index of a partition key in a port's table, which may hold the key of a full member, of a limited member, or
+/// both. The full member's key is preferred, since limited members do not reach each other. Without a key, the first
+/// entry.
 pub(super) fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
     let Some(key) = key else { return Some(0) };
     let partition = Some(key & !IS_FULL_MEMBER).filter(|partition| *partition != 0)?;
@@ -87,8 +88,8 @@ pub(super) fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
 }
 
 impl PathSettings {
-    /// The longest time that the specification lets a device take to find that a peer does not answer. Devices wait
-    /// longer than they are asked where that is less than they can, so it is a second at least.
+    /// The longest time that the specification allows a device to find that a peer does not answer. Devices have a
+    /// shortest timeout, and wait longer than a setting below it, so the result is a second at least.
     pub(super) fn gives_up_after(&self) -> Duration {
         (TIMEOUT_UNIT * (1 << self.timeout) * 4 * (u32::from(self.retries) + 1)).max(Duration::from_secs(1))
     }
@@ -112,7 +113,7 @@ mod tests {
         let expected =
             PathSettings { service_level: 0, traffic_class: 0, pkey_index: 0, timeout: 16, retries: 6 };
         assert_eq!(settings(&plain, true), Ok(expected));
-        // Four times 7 times 4.096 us times 2 to the power of 16.
+        // 4 times 7 times 4.096 us times 2 to the power of 16.
         assert_eq!(expected.gives_up_after(), Duration::from_nanos(7_516_192_768));
         let options = VerbsOptions {
             service_level: 3,

@@ -1,19 +1,19 @@
-//! The way between two functions on PCI Express, a GPU and a network adapter say, as the system's tree of devices has
-//! it.
+//! The path between two functions on PCI Express, for example a GPU and a network adapter, from the system's tree of
+//! devices.
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 
-/// The way between two functions, the shortest first.
+/// The path between two functions, the shortest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PciWay {
     /// Both are behind one switch.
     Switch,
     /// Both are below one host bridge.
     HostBridge,
-    /// Their host bridges are of one NUMA node.
+    /// Their host bridges are on one NUMA node.
     Node,
-    /// They are of two.
+    /// Their host bridges are on two NUMA nodes.
     System,
 }
 
@@ -28,8 +28,8 @@ impl Display for PciWay {
     }
 }
 
-/// The way between two functions, by their folders, whose true paths have the bridges that lead to them. `None` if one
-/// of them is not there.
+/// The path between two functions, by their folders, whose canonical paths contain the bridges above them. `None` if
+/// one of them does not exist.
 pub fn pci_way(one: &Path, other: &Path) -> Option<PciWay> {
     let bridges = |function: &Path| -> Option<Vec<PathBuf>> {
         let path = function.canonicalize().ok()?;
@@ -43,7 +43,7 @@ pub fn pci_way(one: &Path, other: &Path) -> Option<PciWay> {
     };
     let (ours, theirs) = (bridges(one)?, bridges(other)?);
     let shared = ours.iter().find(|folder| theirs.contains(folder));
-    // Of a host with one node, or whose firmware does not say, it is -1.
+    // The node is -1 if the host has one node, or if its firmware does not report it.
     let node = |function: &Path| {
         let text = std::fs::read_to_string(function.join("numa_node")).ok()?;
         text.trim().parse::<u32>().ok()

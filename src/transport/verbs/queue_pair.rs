@@ -70,7 +70,7 @@ impl CompletionQueue {
         // SAFETY: the completion queue lives.
         let errno = unsafe { sys::inline::req_notify_cq(self.raw.as_ptr(), false) };
         if errno != 0 {
-            // An owner that waits wakes up when its time is over.
+            // An owner that waits wakes up when its timeout ends.
             tracing::warn!(errno, "the RDMA device does not tell of what is to be noticed");
         }
     }
@@ -109,13 +109,13 @@ impl Drop for CompletionQueue {
 /// all other pairs whose completions go there: it cannot overrun.
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
-    /// Longest data that requests can carry in themselves.
+    /// Longest inline data of requests.
     pub(super) inline_bytes: u32,
     /// The number of its first packet (PSN).
     first_packet: u32,
     /// The device returns it with events of the pair.
     serial: usize,
-    /// Receives that it has, used up or not.
+    /// Receives of this pair, used up or not.
     pub(super) receives: u16,
     /// Receives that were used up, until they are posted again and the peer is told.
     used: AtomicU16,
@@ -130,7 +130,7 @@ unsafe impl Send for QueuePair {}
 // SAFETY: as above: "verbs are thread safe". Its other fields are atomic or do not change.
 unsafe impl Sync for QueuePair {}
 
-/// The way from one side of a connection to the other, as that side knows it.
+/// The path from this side of a connection to the other, as this side knows it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueuePairPath {
     /// This side's port, counted from 1.
@@ -204,7 +204,7 @@ impl QueuePair {
         let mut raw = create(&mut attributes);
         let mut inline_bytes = sizes.max_inline_data;
         while raw.is_null() && inline_bytes > 0 {
-            // A device that refuses so much inline data may accept less: at least a word.
+            // A device that refuses so much inline data may accept less: down to a word, and then none.
             inline_bytes = if inline_bytes > 8 { (inline_bytes / 2).max(8) } else { 0 };
             attributes.cap = sys::ibv_qp_cap { max_inline_data: inline_bytes, ..sizes };
             raw = create(&mut attributes);
@@ -229,7 +229,7 @@ impl QueuePair {
         Pair { number: self.number(), first_packet: self.first_packet }
     }
 
-    /// The device's number for it, which may be another pair's once this one is destroyed.
+    /// The device's number of this pair, which another pair may get once this one is destroyed.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: the queue pair lives.
         unsafe { self.raw.as_ref() }.qp_num
@@ -258,7 +258,7 @@ impl QueuePair {
             },
             sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS,
         )?;
-        // The peer may use them from the moment on that this side can receive.
+        // The peer may use them as soon as this side can receive.
         self.post_receives(self.receives).map_err(|(_, error)| error)?;
         self.modify(
             sys::ibv_qp_attr {
@@ -451,7 +451,7 @@ fn address(path: &QueuePairPath) -> sys::ibv_ah_attr {
         sl: path.settings.service_level,
         ..Default::default()
     };
-    // The first half of an address is its subnet. Where the two differ, a router is on the way.
+    // The first half of an address is its subnet. If the two subnets differ, a router is on the path.
     let is_routed = path.ours.gid[..8] != path.theirs.gid[..8];
     let needs_global_route = path.ours.needs_global_route || path.theirs.needs_global_route;
     if !path.ours.is_infiniband || needs_global_route || is_routed {

@@ -55,7 +55,7 @@ pub(super) struct Rail {
 /// The addresses and tables of a port at its last query.
 struct PortState {
     port: Port,
-    /// The index of the partition key in its table, if it is there.
+    /// The index of the partition key in the port's table, if the table has it.
     pkey_index: Option<u16>,
     /// The device's count of changes by then ([`Device::port_changes`]).
     changes: u64,

@@ -1,4 +1,4 @@
-//! Protection domains, and memory that a device knows.
+//! Protection domains, and memory that is registered with a device.
 
 use std::io;
 use std::ops::Range;
@@ -11,14 +11,14 @@ use super::device::Device;
 use super::sys;
 use crate::mem::{Access, HostMemory, Registration, VolatileSlice};
 
-/// The domain of things that belong together on a device: a queue pair reaches only memory that was registered in
-/// its domain.
+/// A domain of objects that belong together on a device: a queue pair accesses only memory that was registered in its
+/// domain.
 pub(super) struct ProtectionDomain {
     pub(super) device: Arc<Device>,
     raw: NonNull<sys::ibv_pd>,
-    /// Whether memory in it that announces nothing may be written in relaxed order.
+    /// Whether memory in the domain that announces nothing may be written with relaxed ordering.
     relaxed_ordering: bool,
-    /// Tells it from all others of this process.
+    /// The number that identifies it among all domains of this process.
     pub(super) serial: u32,
 }
 
@@ -54,13 +54,13 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// Memory that a device knows, in one protection domain. Its keys are good until it is dropped.
+/// Memory that is registered with a device in one protection domain. Its keys are valid until it is dropped.
 pub(super) struct Registered {
     raw: NonNull<sys::ibv_mr>,
     domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: the library's calls on it may come from any thread, and it is undone once.
+// SAFETY: the library's calls on it may come from any thread, and it is deregistered once.
 unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
@@ -69,7 +69,7 @@ unsafe impl Sync for Registered {}
 impl Registration for Vec<Registered> {}
 
 impl Registered {
-    /// Registers a part of host memory, as the dma-buf that it is in if it is in one.
+    /// Registers a part of host memory. If the memory is in a dma-buf, it is registered as this dma-buf.
     ///
     /// The caller keeps the memory until this is dropped.
     pub(super) fn of_host(
@@ -101,15 +101,16 @@ impl Registered {
         let register = domain.device.library.reg_mr_iova2;
         let access = if domain.relaxed_ordering { access } else { access.difference(Access::RELAXED) };
         let flags = flags(access, memory.is_writable());
-        // SAFETY: the domain lives; the range is mapped memory of this process. It stays so until the registration is
-        // undone: that is the caller's promise, which it keeps by holding region and registration together.
+        // SAFETY: the domain lives; the range is mapped memory of this process. It stays mapped until it is
+        // deregistered: that is the caller's promise, which it keeps by holding region and registration together.
         let raw = unsafe { register(domain.raw(), memory.as_ptr().cast(), memory.len(), first, flags) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Registered { raw, domain: Arc::clone(domain) })
     }
 
-    /// Registers a part of a dma-buf, which the device knows by addresses from `first` on. That and the begin of the
-    /// part must be equally far into a page. The buffer stays with the device also when its descriptor is closed.
+    /// Registers a part of a dma-buf, which the device knows by addresses from `first` on. `first` and the start of
+    /// the part must have the same offset within a page. The device keeps the buffer even after its descriptor is
+    /// closed.
     ///
     /// The caller keeps the memory behind it until this is dropped.
     pub(super) fn of_dma_buf(
@@ -124,14 +125,15 @@ impl Registered {
         };
         let access = if domain.relaxed_ordering { access } else { access.difference(Access::RELAXED) };
         let (flags, offset) = (flags(access, true) as i32, part.start as u64);
-        // SAFETY: the domain lives, the descriptor is open; what it names is not of this process's address space.
+        // SAFETY: the domain lives, the descriptor is open; the memory that it names is not in this process's address
+        // space.
         let raw = unsafe { register(domain.raw(), offset, part.len(), first, buffer.as_raw_fd(), flags) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Registered { raw, domain: Arc::clone(domain) })
     }
 
-    /// Registers `bytes` of memory of a GPU by its address, which the kernel knows by a module of the GPU's driver
-    /// (nvidia-peermem). The device knows them by addresses from `first` on.
+    /// Registers `bytes` of memory of a GPU by its address, which the kernel resolves through a module of the GPU's
+    /// driver (nvidia-peermem). The device knows them by addresses from `first` on.
     ///
     /// The caller keeps the memory until this is dropped.
     #[cfg(feature = "cuda")]
@@ -145,19 +147,20 @@ impl Registered {
         let register = domain.device.library.reg_mr_iova2;
         let access = if domain.relaxed_ordering { access } else { access.difference(Access::RELAXED) };
         let address = std::ptr::without_provenance_mut(pointer as usize);
-        // SAFETY: the domain lives. No processor uses the address: the kernel asks the GPU's driver for what is there.
+        // SAFETY: the domain lives. No processor uses the address: the kernel asks the GPU's driver for the memory at
+        // this address.
         let raw = unsafe { register(domain.raw(), address, bytes, first, flags(access, true)) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Registered { raw, domain: Arc::clone(domain) })
     }
 
-    /// By which requests of this process name it.
+    /// The key by which requests of this process name the memory.
     pub(super) fn local_key(&self) -> u32 {
         // SAFETY: the registration lives.
         unsafe { self.raw.as_ref() }.lkey
     }
 
-    /// By which requests of peers name it.
+    /// The key by which requests of peers name the memory.
     pub(super) fn remote_key(&self) -> u32 {
         // SAFETY: the registration lives.
         unsafe { self.raw.as_ref() }.rkey
@@ -170,7 +173,7 @@ fn flags(access: Access, is_writable: bool) -> u32 {
         (access.contains(Access::REMOTE_READ), sys::IBV_ACCESS_REMOTE_READ),
         (access.contains(Access::REMOTE_WRITE), sys::IBV_ACCESS_REMOTE_WRITE),
         (access.contains(Access::REMOTE_ATOMIC), sys::IBV_ACCESS_REMOTE_ATOMIC),
-        // Only where nothing announces anything: the library leaves it out where the kernel does not know it.
+        // Only for memory that announces nothing. The library omits the flag if the kernel does not support it.
         (access.contains(Access::RELAXED), sys::IBV_ACCESS_RELAXED_ORDERING),
     ];
     all.into_iter().filter(|(wanted, _)| *wanted).fold(0, |flags, (_, flag)| flags | flag)
@@ -179,8 +182,8 @@ fn flags(access: Access, is_writable: bool) -> u32 {
 impl Drop for Registered {
     fn drop(&mut self) {
         if !self.domain.device.is_inherited() {
-            // SAFETY: it was registered once and is undone once. No queue pair that could use it is left: those that
-            // name it in requests hold its region, those that serve peers are dropped before it.
+            // SAFETY: it was registered once and is deregistered once. No queue pair that could use it remains: queue
+            // pairs that name it in requests hold its region, and queue pairs that serve peers are dropped before it.
             let errno = unsafe { (self.domain.device.library.dereg_mr)(self.raw.as_ptr()) };
             if errno != 0 {
                 tracing::warn!(device = self.domain.device.name, errno, "memory could not be deregistered");
@@ -203,7 +206,7 @@ mod tests {
         assert_eq!(flags(Access::REMOTE_READ, false), read);
         assert_eq!(flags(Access::REMOTE_WRITE, true), local | write);
         assert_eq!(flags(Access::REMOTE_ATOMIC, true), local | sys::IBV_ACCESS_REMOTE_ATOMIC);
-        // Relaxed only where it was asked for: words that announce never are.
+        // Relaxed only on request: announcing words never are.
         assert_eq!(flags(Access::REMOTE_WRITE | Access::RELAXED, true), local | write | relaxed);
     }
 }

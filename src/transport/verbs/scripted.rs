@@ -1,5 +1,5 @@
-//! A device of our own, for unit tests: it takes everything, remembers what it was asked, and tells the events that it
-//! was given to tell.
+//! A scripted device for unit tests: it accepts every call, records the calls, and reports the events that a test
+//! gives it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use super::sys::{self, Library};
 use crate::transport::AtomicDomain;
 
 thread_local! {
-    /// The changes of state that queue pairs of this thread were asked for.
+    /// The requested changes of state of this thread's queue pairs.
     static MODIFIED: RefCell<Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)>> = const { RefCell::new(Vec::new()) };
     /// The context to which queues and queue pairs of this thread belong: nothing completes.
     static CONTEXT: Box<sys::ibv_context> = {
@@ -31,33 +31,33 @@ thread_local! {
     static PAIRS: RefCell<Vec<*mut sys::ibv_qp>> = const { RefCell::new(Vec::new()) };
     /// The error number with which queue pairs of this thread are destroyed; 0 is success.
     static DESTROYING: Cell<c_int> = const { Cell::new(0) };
-    /// The error number with which queue pairs of this thread are asked for their state; 0 is success.
+    /// The error number of state queries of this thread's queue pairs; 0 is success.
     static ASKING: Cell<c_int> = const { Cell::new(0) };
     /// The only partition key of the port.
     static PARTITION: Cell<u16> = const { Cell::new(0xFFFF) };
-    /// The most inline data that a queue pair of this thread takes: one that is to take more is refused.
+    /// The most inline data of a queue pair of this thread: a pair with more is refused.
     static INLINE_MAX: Cell<u32> = const { Cell::new(u32::MAX) };
     /// The flags of registrations of this thread.
     static FLAGS: RefCell<Vec<c_uint>> = const { RefCell::new(Vec::new()) };
-    /// What the port says when it is asked: its LID, and the one entry of its table of GIDs, by index.
+    /// The answer of the port to queries: its LID, and the one entry of its table of GIDs, by index.
     static PORT: Cell<(u16, (u16, Ipv4Addr))> = const { Cell::new((0, (1, Ipv4Addr::new(10, 0, 0, 1)))) };
-    /// The events that the device will tell this thread.
+    /// The events that the device will report to this thread.
     static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
-    /// Events that were told and not yet acknowledged.
+    /// Events that were taken and not yet acknowledged.
     static OPEN_EVENTS: Cell<usize> = const { Cell::new(0) };
     /// Calls of the library that this thread has made.
     static CALLS: Cell<u64> = const { Cell::new(0) };
-    /// Requests that were noticed, by the queues that they complete in and the numbers of their pairs.
+    /// Requests with a notice, by the queues in which they complete and the numbers of their pairs.
     static NOTICED: RefCell<VecDeque<(*mut sys::ibv_cq, u32)>> = const { RefCell::new(VecDeque::new()) };
-    /// Requests that are noticed as soon as a queue is armed, one each time.
+    /// Requests with a notice that arrive as soon as a queue is armed, one each time.
     static STREAMED: Cell<usize> = const { Cell::new(0) };
     /// Regions of this thread that are still registered before one is refused.
     static REGIONS_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
     /// The number of times that queues were armed.
     static ARMINGS: Cell<usize> = const { Cell::new(0) };
-    /// Queues that are to tell their channel of the next completion.
+    /// Queues that must report the next completion to their channel.
     static ARMED: RefCell<Vec<*mut sys::ibv_cq>> = const { RefCell::new(Vec::new()) };
-    /// Queues that have told their channel of a completion.
+    /// Queues that have reported a completion to their channel.
     static TOLD: RefCell<VecDeque<*mut sys::ibv_cq>> = const { RefCell::new(VecDeque::new()) };
     /// Receives that are still posted before one is refused.
     static RECEIVES_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
@@ -95,7 +95,7 @@ pub(super) fn device() -> Arc<Device> {
     Device::of_library(&LIBRARY, NonNull::new(context()).expect("a box"))
 }
 
-/// Returns what the device says of itself.
+/// Returns the attributes of the device.
 pub(super) fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
     let limits = Limits {
         queue_pairs: 9,
@@ -139,7 +139,7 @@ pub(super) fn gid() -> Gid {
     Gid { index: 1, bytes, kind: GidKind::RoceV2, interface: Some("eth0".into()), is_up: true }
 }
 
-/// Returns the changes that queue pairs were asked for since this was called last, the oldest first.
+/// Returns the requested changes of queue pairs since the last call, the oldest first.
 pub(super) fn take_modified() -> Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)> {
     MODIFIED.take()
 }
@@ -158,7 +158,7 @@ pub(super) fn pairs() -> Vec<usize> {
     PAIRS.with_borrow(|pairs| pairs.iter().map(|pair| serial(*pair)).collect())
 }
 
-/// Has the device tell this of a queue pair that lives, by its serial, or of its completion queue.
+/// Makes the device raise this event for a living queue pair, by its serial, or for its completion queue.
 pub(super) fn tell(event_type: sys::ibv_event_type, of: usize) {
     let find = |pairs: &Vec<*mut sys::ibv_qp>| pairs.iter().copied().find(|pair| serial(*pair) == of);
     let qp = PAIRS.with_borrow(find).expect("a pair that lives");
@@ -172,14 +172,14 @@ pub(super) fn tell(event_type: sys::ibv_event_type, of: usize) {
     EVENTS.with_borrow_mut(|events| events.push_back(event));
 }
 
-/// Has the device tell this of its only port.
+/// Makes the device raise this event for its only port.
 pub(super) fn tell_of_port(event_type: sys::ibv_event_type) {
     let mut event = sys::ibv_async_event { event_type, ..Default::default() };
     event.element.port_num = 1;
     EVENTS.with_borrow_mut(|events| events.push_back(event));
 }
 
-/// Has a request of the peer that this pair serves, by its serial, be noticed.
+/// Completes a request with a notice of the peer that this pair, by its serial, serves.
 pub(super) fn notice(of: usize) {
     let find = |pairs: &Vec<*mut sys::ibv_qp>| pairs.iter().copied().find(|pair| serial(*pair) == of);
     let pair = PAIRS.with_borrow(find).expect("a pair that lives");
@@ -196,12 +196,12 @@ pub(super) fn notice(of: usize) {
     }
 }
 
-/// From now on, a request is noticed whenever a queue is armed, so many times.
+/// From now on, a request with a notice arrives whenever a queue is armed, so many times.
 pub(super) fn stream(requests: usize) {
     STREAMED.set(requests);
 }
 
-/// Returns how often queues were armed since this was asked last.
+/// Returns how often queues were armed since the last call.
 pub(super) fn take_armings() -> usize {
     ARMINGS.take()
 }
@@ -216,12 +216,12 @@ pub(super) fn receive_only(receives: usize) {
     RECEIVES_LEFT.set(receives);
 }
 
-/// Calls of the library that this thread has made since this was asked last.
+/// Calls of the library that this thread has made since the last call of this function.
 pub(super) fn take_calls() -> u64 {
     CALLS.take()
 }
 
-/// Receives that were posted since this was asked last, by the number of the pair, in order.
+/// Receives that were posted since the last call, by the number of the pair, in order.
 pub(super) fn take_posted() -> Vec<(u32, usize)> {
     POSTED.take()
 }
@@ -230,7 +230,7 @@ fn count_call() {
     CALLS.set(CALLS.get() + 1);
 }
 
-/// From now on, the port is in this partition alone.
+/// From now on, the port is in this partition only.
 pub(super) fn set_partition(key: u16) {
     PARTITION.set(key);
 }
@@ -240,27 +240,27 @@ pub(super) fn set_port(lid: u16, index: u16, address: Ipv4Addr) {
     PORT.set((lid, (index, address)));
 }
 
-/// From now on, queue pairs of this thread take so much inline data at most.
+/// From now on, queue pairs of this thread support at most so much inline data.
 pub(super) fn take_inline(bytes: u32) {
     INLINE_MAX.set(bytes);
 }
 
-/// Returns the flags of all registrations since this was called last, the oldest first.
+/// Returns the flags of all registrations since the last call, the oldest first.
 pub(super) fn take_flags() -> Vec<c_uint> {
     FLAGS.take()
 }
 
-/// From now on, destroying a queue pair of this thread ends with this error number.
+/// From now on, the destruction of a queue pair of this thread ends with this error number.
 pub(super) fn destroy_with(errno: c_int) {
     DESTROYING.set(errno);
 }
 
-/// From now on, asking a queue pair of this thread for its state ends with this error number.
+/// From now on, a state query of a queue pair of this thread ends with this error number.
 pub(super) fn ask_with(errno: c_int) {
     ASKING.set(errno);
 }
 
-/// Events that were not yet taken, and those that were and are not yet acknowledged.
+/// The number of events that were not yet taken, and of events that were taken and not yet acknowledged.
 pub(super) fn pending_events() -> (usize, usize) {
     (EVENTS.with_borrow(VecDeque::len), OPEN_EVENTS.get())
 }
@@ -373,7 +373,7 @@ unsafe extern "C" fn modify_qp(_: *mut sys::ibv_qp, attributes: *mut sys::ibv_qp
     0
 }
 
-/// None is ever in error.
+/// No queue pair is ever in error.
 unsafe extern "C" fn query_qp(
     _: *mut sys::ibv_qp,
     _: *mut sys::ibv_qp_attr,
@@ -384,7 +384,7 @@ unsafe extern "C" fn query_qp(
     ASKING.get()
 }
 
-/// What was noticed, one at a time.
+/// Returns the requests with a notice, one at a time.
 unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, _: c_int, into: *mut sys::ibv_wc) -> c_int {
     count_call();
     let find = |noticed: &VecDeque<(*mut sys::ibv_cq, u32)>| noticed.iter().position(|(of, _)| *of == cq);
@@ -495,7 +495,7 @@ unsafe extern "C" fn reg_mr_iova2(
 
 unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
     count_call();
-    // SAFETY: made by `reg_mr_iova2`, and undone once.
+    // SAFETY: made by `reg_mr_iova2`, and deregistered once.
     drop(unsafe { Box::from_raw(mr) });
     0
 }
@@ -503,12 +503,12 @@ unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
 unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
     count_call();
     PAIRS.with_borrow_mut(|pairs| pairs.retain(|pair| *pair != qp));
-    // SAFETY: made by `create_qp`, and destroyed once, whether it is said to have failed or not.
+    // SAFETY: made by `create_qp`, and destroyed once, even if the call reports a failure.
     drop(unsafe { Box::from_raw(qp) });
     DESTROYING.get()
 }
 
-/// Takes all requests, and completes none.
+/// Accepts all requests, and completes none.
 unsafe extern "C" fn post_send(
     _: *mut sys::ibv_qp,
     _: *mut sys::ibv_send_wr,
@@ -522,7 +522,7 @@ unsafe extern "C" fn get_async_event(_: *mut sys::ibv_context, event: *mut sys::
     count_call();
     let Some(next) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
     OPEN_EVENTS.set(OPEN_EVENTS.get() + 1);
-    // SAFETY: it points to an event of the caller's.
+    // SAFETY: it points to an event of the caller.
     unsafe { *event = next };
     0
 }

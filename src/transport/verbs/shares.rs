@@ -1,23 +1,23 @@
-//! The parts of a striped request that the rails carry.
+//! The rails' parts of a striped request.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::mem::MAX_RAILS;
 
-/// Least share that any rail gets of a striped request, in bytes: less is done sooner on one.
+/// The smallest share of a striped request that a rail gets, in bytes: shorter requests complete sooner on one rail.
 const SHARE_LEAST: usize = 16 << 10;
 
 /// Shares are multiples of this: whole packets of any size, and whole words.
 const SHARE_UNIT: usize = 4096;
 
-/// The shares of a striped request by the speeds of the rails. Sets of rails are bits, the first rail's the lowest.
+/// The shares of a striped request by the speeds of the rails. Sets of rails are bits; the first rail has the lowest.
 pub(super) struct Shares {
     speeds: Vec<u32>,
 }
 
 impl Shares {
-    /// Equal ones if a speed is unknown.
+    /// Equal shares if a speed is unknown.
     pub(super) fn new(mut speeds: Vec<u32>) -> Shares {
         assert!(speeds.len() <= MAX_RAILS);
         if speeds.contains(&0) {
@@ -38,7 +38,7 @@ impl Shares {
         (SHARE_LEAST as u64 * sum).div_ceil(self.speeds(rails).min().unwrap_or(1))
     }
 
-    /// The part of one of these rails of a request of so many bytes: where it begins and ends.
+    /// One rail's part of a request of so many bytes that is striped over these rails: its start and its end.
     pub(super) fn part(&self, rails: u8, rail: usize, bytes: usize) -> Range<usize> {
         let before = rails & !(u8::MAX << rail);
         self.end(rails, before, bytes)..self.end(rails, before | 1 << rail, bytes)
@@ -53,8 +53,8 @@ impl Shares {
     }
 }
 
-/// The time after which a rail of this speed in Mbit/s, 0 if unknown, does not transfer any more so many bytes: it is
-/// what a hundredth of the speed would take, and no less than 10 Mbit/s is counted on.
+/// The time after which a rail of this speed in Mbit/s, 0 if unknown, is assumed never to transfer so many bytes: the
+/// time at a hundredth of the speed, and at 10 Mbit/s at least.
 pub(super) fn longest_transfer(bytes: u64, speed: u32) -> Duration {
     let bytes_per_ms = u64::from(speed.max(1_000) / 100) * 1_000 / 8;
     Duration::from_millis(bytes / bytes_per_ms)
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(longest_transfer(u64::MAX, 1), longest_transfer(u64::MAX, 1_000));
     }
 
-    /// The lengths of the parts of a request over these rails, which follow each other.
+    /// The lengths of the consecutive parts of a request over these rails.
     fn parts(speeds: &[u32], rails: u8, bytes: usize) -> Vec<usize> {
         let shares = Shares::new(speeds.to_vec());
         let of = (0..speeds.len()).filter(|rail| rails & 1 << rail != 0);
@@ -103,7 +103,7 @@ mod tests {
                     let parts = parts(&speeds, rails, bytes);
                     assert_eq!(parts.iter().sum::<usize>(), bytes);
                     assert!(parts[..parts.len() - 1].iter().all(|part| part.is_multiple_of(SHARE_UNIT)));
-                    // The last part pays for what the others are rounded up by.
+                    // The last part is shorter by the bytes by which the others are rounded up.
                     assert!(
                         parts.iter().all(|part| *part > SHARE_LEAST - SHARE_UNIT),
                         "{speeds:?} {rails:b} {bytes}: {parts:?}"

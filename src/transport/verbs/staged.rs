@@ -1,4 +1,4 @@
-//! The queue pairs of one side as the way of payloads of a GPU, which their devices reach themselves, or which go
+//! The queue pairs of one side as the path for payloads of a GPU, which the devices access directly, or which go
 //! through blocks of registered host memory.
 
 use super::VerbsShared;
@@ -71,7 +71,7 @@ impl StagedLane for StagedRails<'_> {
     }
 
     fn blocks(&self, gpu: &Gpu, longest: usize) -> Result<StagingBlocks, GpuError> {
-        // A block has to fit the queue, however short both it and the requests of the device are.
+        // A block must fit into the queue, even if the queue and the device's requests are short.
         let room = self.shared.piece_bytes().saturating_mul(self.shared.queue_depth);
         let longest = longest.min((room / PAGE_SIZE).max(1) * PAGE_SIZE);
         StagingBlocks::new(gpu, longest, &self.gpu.path.to_string(), |memory| {

@@ -1,4 +1,4 @@
-//! Tests of what a device is asked for, and of what follows from what it tells.
+//! Tests of the calls of a device, and of the reactions to its events.
 
 use super::device::{Device, DeviceInfo, QueuePairError};
 use super::endpoint::WAKES_AT_ONCE;
@@ -16,7 +16,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::task::Poll;
 
-/// A rail over a device that answers so many READs and atomics, and has so many under way.
+/// A rail over a device that answers so many READs and atomics at once, and can have so many under way.
 fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     let mut info = info("scripted0", true, vec![gid()]);
     info.limits = Limits { reads_served, reads_posted, ..info.limits };
@@ -38,7 +38,7 @@ fn a_device_that_takes_less_inline_data_is_given_what_it_takes() {
     }
 }
 
-/// Its device may write answers to READs in any order, and what peers write in the order of their requests.
+/// The device may write answers to READs in any order, and peers' writes in the order of their requests.
 #[test]
 fn only_what_this_process_asked_for_is_written_in_relaxed_order() {
     let verbs = verbs(None);
@@ -49,9 +49,9 @@ fn only_what_this_process_asked_for_is_written_in_relaxed_order() {
         flags.iter().map(|flags| flags & sys::IBV_ACCESS_RELAXED_ORDERING != 0).collect::<Vec<_>>()
     };
     assert_eq!(relaxed(Access::LOCAL), [true]);
-    // For requests of its own, and for those of all readers.
+    // For its own requests, and for the requests of all readers.
     assert_eq!(relaxed(Access::REMOTE_READ), [true, false]);
-    // What one peer may write is registered again, once there is that peer.
+    // Memory that one peer may write is registered again, once this peer exists.
     assert_eq!(relaxed(Access::REMOTE_WRITE), [true]);
 
     let options = VerbsOptions { relaxed_ordering: false, ..VerbsOptions::default() };
@@ -118,8 +118,8 @@ fn a_gid_that_was_asked_for_and_is_gone_is_named_with_who_asks() {
     }
 }
 
-/// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's
-/// answers.
+/// Returns the numbers that the device gets: READs and atomics that one side's pair has under way, and that the other
+/// side's pair answers.
 fn agreed(poster: &Rail, server: &Rail) -> (u8, u8) {
     let (posts, serves) = (poster.choose_gid(None).unwrap(), server.choose_gid(None).unwrap());
     let (at_poster, at_server) = (poster.port_address(&posts.gid), server.port_address(&serves.gid));
@@ -145,12 +145,12 @@ fn agreed(poster: &Rail, server: &Rail) -> (u8, u8) {
 fn no_side_has_more_reads_under_way_than_the_other_answers_whoever_has_less() {
     let most = u8::MAX;
     for (one, other, from_one, from_other) in [
-        // Each of the four in turn is the least.
+        // Each of the four in turn is the lowest.
         (rail(16, 16, 16), rail(2, 8, 16), 2, 8),
         (rail(16, 16, 16), rail(8, 2, 16), 8, 2),
         (rail(2, 8, 16), rail(16, 16, 16), 8, 2),
         (rail(8, 2, 16), rail(16, 16, 16), 2, 8),
-        // What was asked for on one side or the other, and what a device rounds up.
+        // A requested number on one side or the other, and numbers that a device rounds up.
         (rail(most, most, 1), rail(most, most, 16), 1, 1),
         (rail(most, most, 16), rail(most, most, 4), 4, 4),
         (rail(most, most, 16), rail(7, 3, 16), 4, 2),
@@ -161,8 +161,8 @@ fn no_side_has_more_reads_under_way_than_the_other_answers_whoever_has_less() {
     }
 }
 
-/// Returns the attributes with which the device was last asked to make a pair ready, from its first state on: those of
-/// the partition, of the address and of the retries.
+/// Returns the attributes of the last requests to make a pair ready, from its first state on: for the partition, the
+/// address and the retries.
 fn asked_of(poster: &Rail, server: &Rail) -> (u16, sys::ibv_ah_attr, u8, u8) {
     let (posts, serves) = (poster.choose_gid(None).unwrap(), server.choose_gid(None).unwrap());
     let (at_poster, at_server) = (poster.port_address(&posts.gid), server.port_address(&serves.gid));
@@ -236,7 +236,7 @@ fn new_connections_go_by_the_addresses_that_a_port_has_now() {
         scripted::tell_of_port(event);
         assert_eq!(now(), (index, address.into(), lid));
     }
-    // While it tells of nothing it is not asked.
+    // While the device reports no change, it is not queried.
     scripted::take_calls();
     now();
     assert!(scripted::take_calls() <= 4, "it looks for events");
@@ -260,7 +260,7 @@ fn a_port_that_has_left_the_partition_makes_no_connection_in_another() {
     }
 }
 
-/// The transport over the device, which tells of all that happens to its queue pairs, as adapters do.
+/// The transport over the device, which reports all events of its queue pairs, as adapters do.
 pub(super) fn verbs_of_an_adapter() -> Verbs {
     let mut verbs = verbs(None);
     let shared = Arc::get_mut(&mut verbs.shared).expect("no other handle exists yet");
@@ -302,7 +302,7 @@ fn without_a_secret_nothing_listens_beyond_loopback() {
     verbs(Some(Secret::random().unwrap())).listen(&everywhere).unwrap();
 }
 
-/// Both ends of a new connection, the connector's first, and what each was granted. Both offer the same.
+/// Both ends of a new connection, the connector's first, and the grants to each. Both make the same offer.
 pub(super) fn connect(
     verbs: &Verbs,
     offer: impl Fn() -> Offer,
@@ -310,7 +310,7 @@ pub(super) fn connect(
     connect_granting(verbs, offer, Vec::new())
 }
 
-/// The same of which the listener's side grants memory of a GPU, too.
+/// The same, but the listener's side also grants memory of a GPU.
 pub(super) fn connect_granting(
     verbs: &Verbs,
     offer: impl Fn() -> Offer,
@@ -320,7 +320,7 @@ pub(super) fn connect_granting(
     connect_to(verbs, &mut listener, offer, on_gpu)
 }
 
-/// The same through a listener that is there.
+/// The same through an existing listener.
 pub(super) fn connect_to(
     verbs: &Verbs,
     listener: &mut VerbsListener,
@@ -345,7 +345,7 @@ pub(super) fn connect_to(
         }
     };
     let (mut server, granted) = server.unwrap();
-    // The listener's side hears that the connector is ready.
+    // The listener's side learns that the connector is ready.
     for end in [&mut client, &mut server] {
         while end.post(&[]).is_err() {
             wait();
@@ -354,7 +354,7 @@ pub(super) fn connect_to(
     ([client, server], [received.grants, granted])
 }
 
-/// Both ends of a new connection through the device, each of which grants something.
+/// Both ends of a new connection through the device, each of which grants memory.
 fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
     let region = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
     connect(verbs, || Offer { message: Vec::new(), grants: vec![region.whole()] }).0
@@ -371,7 +371,7 @@ fn wake_ups_that_come_all_at_once_end_no_connection() {
     client.check().unwrap();
     assert!(doorbell.wait(&[], std::time::Duration::ZERO));
     drop(server);
-    // The end comes after all of them.
+    // The end arrives after all wake-ups.
     let begun = std::time::Instant::now();
     let over = loop {
         verbs.shared.hearing.hurry();
@@ -391,23 +391,24 @@ fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
     let access_violation = "the peer reached for memory that it was not granted";
     let failed = "the RDMA device of this host could not go on with this connection";
     for (event, serves, posts) in [
-        // Devices say this of a pair that posts, too, when its peer does not answer: there was no access violation.
+        // Devices also report this for a pair that posts, when its peer does not answer: there was no access
+        // violation.
         (sys::IBV_EVENT_QP_ACCESS_ERR, access_violation, failed),
         (sys::IBV_EVENT_QP_REQ_ERR, access_violation, failed),
         (sys::IBV_EVENT_QP_FATAL, failed, failed),
         (sys::IBV_EVENT_CQ_ERR, failed, failed),
     ] {
         let (mut ended, mut reasons) = ([0; 2], Vec::new());
-        // Each end has two pairs to post on, and two that serve.
+        // Each end has two pairs that post, and two that serve.
         for index in 0..8 {
             let (mut ends, before) = (connection(&verbs), verbs.access_violations());
             let pairs = scripted::pairs();
             assert_eq!(pairs.len(), first + 8);
             scripted::tell(event, pairs[first + index]);
             verbs.shared.hearing.hurry();
-            // The first endpoint that looks takes the events of the device for all.
+            // The first endpoint that checks takes the events of the device for all.
             assert!(others.iter_mut().all(|end| end.check().is_ok()));
-            // The other end may hear that its peer is gone.
+            // The other end may learn that its peer is gone.
             let own = |reason: &&str| [access_violation, failed].contains(reason);
             let told = ends.each_mut().map(|end| end.check().err().map(|over| over.reason).filter(own));
             let [client, server] = told;
@@ -434,7 +435,7 @@ fn a_pair_whose_state_cannot_be_asked_for_ends_its_connection() {
     let verbs = verbs(None);
     let [mut client, mut server] = connection(&verbs);
     scripted::ask_with(libc::EIO);
-    // Longer than the time after which the device is asked.
+    // Longer than the time after which the device is queried.
     std::thread::sleep(std::time::Duration::from_millis(300));
     let failed = "the RDMA device of this host could not go on with this connection";
     assert_eq!(client.check().unwrap_err().reason, failed);
@@ -475,7 +476,7 @@ fn an_event_ends_the_pair_that_it_names_and_no_other_and_is_told_once() {
     let pairs = pairs(&device);
     for event in OF_PAIRS {
         for named in &pairs {
-            // However often the device says it.
+            // The device may report it several times.
             for _ in 0..3 {
                 scripted::tell(event, named.serial());
             }
@@ -505,7 +506,7 @@ fn every_event_is_acknowledged_and_nothing_stays_behind_of_a_destroyed_pair() {
             .for_each(scripted::tell_of_port);
     }
     device.take_events();
-    // Destroying a pair would wait for those of it for ever.
+    // The destruction of a pair would wait without end for its events.
     assert_eq!(scripted::pending_events(), (0, 0));
     let serial = first.serial();
     drop(first);

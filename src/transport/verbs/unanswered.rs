@@ -1,5 +1,6 @@
-//! The ways to peers on which requests were not answered lately, though this side's port was up: a switch between the
-//! two has failed, say. New connections leave them out for a while, as they leave out ports that are down.
+//! The paths to peers on which requests were not answered recently although this side's port was up, for example
+//! because a switch between the two has failed. New connections leave these paths out for a while, as they leave out
+//! ports that are down.
 
 use std::net::IpAddr;
 use std::sync::Mutex;
@@ -7,28 +8,29 @@ use std::time::{Duration, Instant};
 
 use super::device::lock;
 
-/// The time for which a way is left out. Trying it costs a connection whose first request is not answered for seconds.
+/// The time for which a path is left out. A trial of the path costs a connection whose first request is not answered
+/// for seconds.
 const LEFT_OUT_FOR: Duration = Duration::from_secs(60);
 
-/// Most ways that are known at a time: beyond, the one that is known for the longest is tried again.
+/// The greatest number of known paths: beyond it, the path that has been known for the longest time is tried again.
 const WAYS_MOST: usize = 1024;
 
-/// The way from a rail of this side to a peer.
+/// The path from a rail of this side to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerWay {
-    /// The index of the rail among all of the transport.
+    /// The index of the rail among all rails of the transport.
     pub(super) rail: usize,
-    /// The peer, as it is known before the connection is made: a connector knows where it connects to, a listener the
-    /// address of the peer's port.
+    /// The peer's address as it is known before the connection is made: a connector knows the address to which it
+    /// connects, a listener knows the address of the peer's port.
     pub(super) towards: IpAddr,
 }
 
-/// The ways on which requests were not answered, in the order of time.
+/// The paths on which requests were not answered, in the order of time.
 #[derive(Default)]
 pub(super) struct UnansweredWays(Mutex<Vec<(PeerWay, Instant)>>);
 
 impl UnansweredWays {
-    /// Notes that a request on this way was not answered.
+    /// Notes that a request on this path was not answered.
     pub(super) fn note(&self, way: PeerWay, now: Instant) {
         let mut known = lock(&self.0);
         known.retain(|(other, since)| *other != way && now.saturating_duration_since(*since) < LEFT_OUT_FOR);
@@ -38,12 +40,12 @@ impl UnansweredWays {
         known.push((way, now));
     }
 
-    /// Forgets what is known of ways to this peer: it says that there is no other.
+    /// Forgets the paths to this peer, since the peer reports that there is no other path.
     pub(super) fn forget(&self, towards: IpAddr) {
         lock(&self.0).retain(|(way, _)| way.towards != towards);
     }
 
-    /// Whether new connections are to do without this way.
+    /// Whether new connections must leave this path out.
     pub(super) fn has(&self, way: PeerWay, now: Instant) -> bool {
         let is_it = |(other, since): &(PeerWay, Instant)| {
             *other == way && now.saturating_duration_since(*since) < LEFT_OUT_FOR

@@ -1,4 +1,4 @@
-//! The requests that a queue pair was given and that were not told of yet, and the memory that they own.
+//! The requests that were posted on a queue pair and not yet reported to the caller, and the memory that they own.
 
 use std::collections::VecDeque;
 
@@ -13,37 +13,37 @@ pub(super) struct DeviceRequest {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryKind {
-    /// The caller hears of it.
+    /// The caller gets a completion.
     Signalled,
-    /// The caller hears of it if it fails.
+    /// The caller gets a completion if it fails.
     Unsignalled,
-    /// Not the last part of its request: that one speaks for it.
+    /// Not the last part of its request: the last part reports for it.
     Part,
-    /// A READ before a request, which speaks for it. It takes no room from the caller's.
+    /// A READ before a request, which reports for it. It takes no room from the caller's requests.
     Proof,
 }
 
-/// Memory, with the number of the last request that it is held for.
+/// Memory, with the number of the last request for which it is held.
 pub(super) type HeldMemory = (PayloadMemory, u64);
 
 /// The requests under way. They are numbered in the order in which they were posted, and forgotten in that order.
 pub(super) struct UnderWay {
-    /// The entry of each number, at the number's lowest bits. It grows up to its capacity, and is then used again from
-    /// its begin.
+    /// The entry of each number, at the number's lowest bits. The vector grows up to its capacity, and is then reused
+    /// from its start.
     entries: Vec<DeviceRequest>,
     /// The bits of a number that are its index.
     mask: u64,
-    /// Most entries: those of the device's queue.
+    /// The greatest number of entries: the entries of the device's queue.
     room: u64,
     /// Number of the oldest entry.
     first: u64,
-    /// Number of the next one.
+    /// Number of the next entry.
     end: u64,
-    /// Those of the entries that are proofs.
+    /// The number of entries that are proofs.
     proofs: usize,
-    /// The memory of the newest request that has any. Requests that follow each other in one region hold it once.
+    /// The memory of the newest request with memory. Consecutive requests in one region hold it once.
     newest: Option<HeldMemory>,
-    /// That of requests before it, the oldest first.
+    /// The memory of requests before it, the oldest first.
     earlier: VecDeque<HeldMemory>,
 }
 
@@ -86,7 +86,7 @@ impl UnderWay {
         (self.end - self.first) as usize - self.proofs
     }
 
-    /// Adds the newest entry, for which there is room.
+    /// Adds the newest entry. There must be room for it.
     #[inline]
     pub(super) fn push(&mut self, entry: DeviceRequest) {
         debug_assert!(self.end - self.first < self.room);
@@ -99,8 +99,8 @@ impl UnderWay {
         self.end += 1;
     }
 
-    /// Keeps memory until the next entry is forgotten. If the newest memory is the same, it is kept that much longer
-    /// instead.
+    /// Keeps memory until the entry that is added next is forgotten. If the newest memory is the same, it is kept
+    /// until then instead.
     #[inline]
     pub(super) fn hold(
         &mut self,
@@ -122,7 +122,7 @@ impl UnderWay {
         (!self.is_empty()).then(|| self.entries[(self.first & self.mask) as usize].kind)
     }
 
-    /// Takes the oldest entry out, and lets go of what only that one holds.
+    /// Removes the oldest entry, and releases memory that only this entry holds.
     #[inline]
     pub(super) fn forget_oldest(&mut self) -> Option<DeviceRequest> {
         if self.is_empty() {
@@ -140,7 +140,7 @@ impl UnderWay {
         Some(entry)
     }
 
-    /// Forgets the newest entries, which the device did not take.
+    /// Removes the newest entries, which the device did not accept.
     #[cold]
     pub(super) fn truncate(&mut self, count: usize) {
         for _ in 0..count {
@@ -156,7 +156,7 @@ impl UnderWay {
         });
     }
 
-    /// Forgets all entries, and returns the memory that they hold.
+    /// Removes all entries, and returns the memory that they hold.
     #[cold]
     pub(super) fn take_held(&mut self) -> Vec<HeldMemory> {
         (self.first, self.proofs) = (self.end, 0);
@@ -173,7 +173,7 @@ mod tests {
         MemoryRegion::new(HostMemory::anonymous(64).unwrap(), Access::LOCAL, DeviceKeys::NONE, ())
     }
 
-    /// Adds a request that has this memory.
+    /// Adds a request with this memory.
     fn post(all: &mut UnderWay, id: u64, memory: &MemoryRegion) {
         let is_same =
             |held: &PayloadMemory| matches!(held, PayloadMemory::Host(held) if held.same_as(memory));
@@ -181,7 +181,7 @@ mod tests {
         all.push(DeviceRequest { id: WorkRequestId(id), kind: EntryKind::Signalled });
     }
 
-    /// For the memory that is held, the oldest first, whether it is `one`, and the last request that it is held for.
+    /// For each held memory, the oldest first: whether it is `one`, and the last request for which it is held.
     fn held(all: &UnderWay, one: &MemoryRegion) -> Vec<(bool, u64)> {
         let is_one =
             |memory: &PayloadMemory| matches!(memory, PayloadMemory::Host(held) if held.same_as(one));

@@ -1,18 +1,20 @@
-//! A device of our own, for unit tests, that keeps no more order than the specification asks for.
+//! A scripted device for unit tests, which keeps no more order than the specification requires.
 //!
-//! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
-//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until either it is read from
-//! where its poster has it, unless it travels in the request. Only READs and atomics are carried out after all WRITEs
-//! that were posted before them, and only what has a fence begins after earlier ones are complete. Immediate data
-//! completes a receive of the peer's once its own WRITE and all that were posted before it are in memory, no earlier.
+//! Its queue pairs execute requests in this process's memory. A WRITE is split into packets, and each packet gets
+//! into memory at a random time: perhaps before the packets of earlier WRITEs, or after its own acknowledgement.
+//! Until one of the two happens, its data stays in the poster's memory and is read from there, unless it is inline.
+//! Only READs and atomics are executed after all WRITEs that were posted before them, and only requests with a fence
+//! begin after earlier READs and atomics are complete. Immediate data completes a receive of the peer once its own
+//! WRITE and all WRITEs that were posted before it are in memory, no earlier.
 //!
-//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. What it has carried
-//! out there may *linger* on its way: a READ of host memory, a completion and a word tell nothing of it. A READ of
-//! memory of a GPU pushes what came through its own port, and a flush of the GPU pushes all.
+//! It registers dma-bufs, in which it gets memory of a scripted GPU, by a mapping of its own. Data that it has
+//! written there may *linger* on its way: a READ of host memory, a completion and a word do not show that it has
+//! arrived. A READ of memory of a GPU pushes the data that came through the READ's own port, and a flush of the GPU
+//! pushes all data.
 //!
-//! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
-//! when chance says, as long as the queue pair that they are for lives. A port can fall silent, too: what was posted
-//! there is never told of, as on soft-RoCE at times.
+//! A port can be cut: no more answers come through it. Packets that were under way still get into memory, at a random
+//! time, as long as their target queue pair lives. A port can also fall silent: requests that were posted there never
+//! complete, as it sometimes happens on soft-RoCE.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
@@ -44,52 +46,52 @@ const PACKET_BYTES: usize = 1024;
 const DEPTH: u32 = 64;
 const READS: u8 = 16;
 
-/// A device, and the steps that it takes.
+/// A device that takes random steps.
 pub(crate) struct Unordered {
-    // The library's handle is a pointer to it. It is never freed: what a test leaks may still name it.
+    // The library's handle is a pointer to it. It is never freed: objects that a test leaks may still name it.
     world: &'static World,
 }
 
-/// What the library's handle points to.
+/// The target of the library's handle.
 #[repr(C)]
 struct World {
     context: sys::ibv_context,
     state: Mutex<DeviceState>,
 }
 
-// SAFETY: the context's pointers are null, and its functions do not change; all else is behind the lock.
+// SAFETY: the context's pointers are null, and its functions do not change; all other state is behind the lock.
 unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
 struct DeviceState {
-    /// Of a generator of random numbers, SplitMix64.
+    /// The state of a generator of random numbers, SplitMix64.
     random: u64,
-    /// The answer to who asks of a pair that is ready to send.
+    /// The answer to a query about a pair that is ready to send.
     says_in_order: bool,
-    /// The number of times that the state of a pair was asked for.
+    /// The number of queries of a pair's state.
     state_queries: usize,
     pairs: Vec<ScriptedPair>,
     regions: HashMap<u32, Region>,
     completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
     channels: Channels,
     lingers: Lingers,
-    /// What is on its way to memory of a GPU.
+    /// The data that is on its way to memory of a GPU.
     lingering: Vec<Lingering>,
-    /// Whether requests of a pair are carried out one after the other.
+    /// Whether requests of a pair are executed one after the other.
     keeps_order: bool,
     lateness: Lateness,
     ports: PortFaults,
     /// Packets whose senders have given up.
     late: Vec<LatePacket>,
-    /// Events that are not told yet.
+    /// Events that are not taken yet.
     events: VecDeque<sys::ibv_async_event>,
     /// The addresses of the protection domains.
     domains: HashSet<usize>,
     undoing: Undoing,
     /// The error number with which queue pairs are destroyed; 0 is success.
     destroying: c_int,
-    /// Whether the device tells that it is gone once a queue pair is destroyed.
+    /// Whether the device reports that it is gone once a queue pair is destroyed.
     dies_with_a_pair: bool,
     /// The error number with which memory is registered; 0 is success.
     registering: c_int,
@@ -102,8 +104,8 @@ struct DeviceState {
     next: u32,
 }
 
-/// The way in which a peer's host answers the question for its hardware address, without which no queue pair is
-/// brought to RTR.
+/// The way in which a peer's host answers the query for its hardware address, without which no queue pair gets to
+/// RTR.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Neighbour {
     Answers,
@@ -114,8 +116,8 @@ pub(crate) enum Neighbour {
 }
 
 struct ScriptedPair {
-    /// The address of the library's structure, and of those of the completion queues of its requests and its receives
-    /// and of its protection domain.
+    /// The addresses of the library's structures for this pair, for the completion queues of its requests and its
+    /// receives, and for its protection domain.
     address: usize,
     queue: usize,
     receive_queue: usize,
@@ -123,12 +125,12 @@ struct ScriptedPair {
     number: u32,
     port: u8,
     state: sys::ibv_qp_state,
-    /// The number of the pair that it is connected to.
+    /// The number of the pair to which it is connected.
     peer: u32,
     access: u32,
     /// Receives that are posted and not used up.
     receives: usize,
-    /// The oldest first. Each leaves when it was told of, and all of it has happened.
+    /// The oldest first. A request leaves once it was reported and is completely executed.
     requests: VecDeque<ScriptedRequest>,
 }
 
@@ -144,11 +146,11 @@ struct ScriptedRequest {
     bytes: usize,
     remote: u64,
     key: u32,
-    /// The packets of a WRITE that are not in memory, each with its distance from the first byte.
+    /// The packets of a WRITE that are not in memory yet, each with its distance from the first byte.
     packets: Vec<(usize, ScriptedPacket)>,
-    /// Whether a receive of the peer's is still to complete.
+    /// Whether a receive of the peer must still complete.
     is_to_notify: bool,
-    /// Whether a READ or an atomic was carried out.
+    /// Whether a READ or an atomic was executed.
     is_read: bool,
     is_told: bool,
 }
@@ -157,16 +159,16 @@ struct ScriptedRequest {
 #[derive(Clone, Copy)]
 enum ScriptedAtomic {
     Add(u64),
-    /// The first is to be there, the second replaces it.
+    /// The expected value, and the value that replaces it.
     CompareSwap(u64, u64),
 }
 
 impl ScriptedAtomic {
-    /// Makes the change; the word as it was before.
+    /// Makes the change; returns the previous value of the word.
     fn carry_out(self, at: usize) -> u64 {
         let word = std::ptr::with_exposed_provenance_mut::<u64>(at);
-        // SAFETY: `find` has found the eight bytes (`post_send` takes no atomic of another length) in registered
-        // memory, `take` has seen that they are aligned, and all access to them is atomic.
+        // SAFETY: `find` has found the eight bytes (`post_send` accepts no atomic of another length) in registered
+        // memory, `take` has checked that they are aligned, and all access to them is atomic.
         let word = unsafe { AtomicU64::from_ptr(word) };
         match self {
             ScriptedAtomic::Add(add) => word.fetch_add(add, Ordering::AcqRel),
@@ -179,13 +181,13 @@ impl ScriptedAtomic {
 
 /// The bytes of a packet.
 enum ScriptedPacket {
-    /// So many at an address of the poster's, which are not read yet.
+    /// So many bytes at an address of the poster, which are not read yet.
     AtPoster(usize, usize),
     Sent(Vec<u8>),
 }
 
 impl ScriptedPacket {
-    /// Its bytes, which leave the poster now if they have not.
+    /// Its bytes, which are read from the poster now unless they were read before.
     fn send(self) -> Vec<u8> {
         match self {
             ScriptedPacket::AtPoster(address, bytes) => fetch(address, bytes),
@@ -194,27 +196,27 @@ impl ScriptedPacket {
     }
 }
 
-/// What lingers on its way to memory of a GPU.
+/// The data that lingers on its way to memory of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there is none"))]
 pub(crate) enum Lingers {
     Nothing,
-    /// As where the GPU keeps the order of what one device writes: what WRITEs bring through further ports.
+    /// The data of WRITEs through further ports, as with a GPU that keeps the order of one device's writes.
     FurtherPorts,
-    /// As where it keeps none.
+    /// All data, as with a GPU that keeps no order.
     All,
 }
 
-/// Bytes that a device has carried out and memory has not.
+/// Bytes that a device has written and that are not in memory yet.
 struct Lingering {
     port: u8,
     at: usize,
     data: Vec<u8>,
 }
 
-/// A packet that is in the network still.
+/// A packet that is still in the network.
 struct LatePacket {
-    /// The number of the pair that it is for.
+    /// The number of its target pair.
     to: u32,
     key: u32,
     remote: u64,
@@ -226,11 +228,11 @@ struct Region {
     /// The address of its protection domain.
     domain: usize,
     address: usize,
-    /// The address by which requests know its first byte.
+    /// The address by which requests name its first byte.
     first: u64,
     bytes: usize,
     access: u32,
-    /// Of a dma-buf, its memory.
+    /// The memory of a dma-buf.
     mapping: Option<Arc<MmapRaw>>,
 }
 
@@ -239,9 +241,9 @@ struct Region {
 enum DeviceStep {
     /// The packet of the request at this index gets into memory.
     Store(usize, usize),
-    /// The READ or atomic is carried out.
+    /// The READ or atomic is executed.
     Read(usize),
-    /// A receive of the peer's is completed by the request.
+    /// The request completes a receive of the peer.
     Notify(usize),
     /// The request is acknowledged.
     Tell(usize),
@@ -253,8 +255,8 @@ enum DeviceStep {
 #[cfg(feature = "cuda")]
 const RIG_DEVICE: &str = "SLACKLINE_RIG_DEVICE";
 
-/// The transport over a device that all processes of a test have in common: that of the rig, in a guest, and else one
-/// of this kind, which takes its steps by itself. Scripted devices of different worlds do not reach each other.
+/// The transport over a device that all processes of a test share: in a guest the rig's device, and otherwise a
+/// scripted device, which takes its steps by itself. Scripted devices of different worlds do not reach each other.
 #[cfg(feature = "cuda")]
 pub(crate) fn common() -> Verbs {
     if let Ok(device) = std::env::var(RIG_DEVICE) {
@@ -265,7 +267,8 @@ pub(crate) fn common() -> Verbs {
     COMMON.verbs(None)
 }
 
-/// The device that all transports of a test have in common whose GPUs it reaches itself. What it writes there lingers.
+/// The device that all transports of a test share if the device accesses their GPUs directly. Data that it writes
+/// there lingers.
 #[cfg(feature = "cuda")]
 pub(crate) fn lingering() -> &'static Unordered {
     static COMMON: LazyLock<Unordered> = LazyLock::new(|| {
@@ -277,7 +280,7 @@ pub(crate) fn lingering() -> &'static Unordered {
 }
 
 impl Unordered {
-    /// Seeds of one number take the same steps in a single thread.
+    /// Devices of the same seed take the same steps in a single thread.
     pub(crate) fn new(seed: u64, says_in_order: bool) -> Unordered {
         let state = DeviceState {
             random: seed,
@@ -313,7 +316,7 @@ impl Unordered {
         Unordered { world: Box::leak(Box::new(World { context, state: Mutex::new(state) })) }
     }
 
-    /// The transport over the device. `in_order` overrules what it says of itself.
+    /// The transport over the device. `in_order` overrules the device's own answer.
     pub(crate) fn verbs(&self, in_order: Option<bool>) -> Verbs {
         self.verbs_over(1, DEPTH as usize, in_order)
     }
@@ -328,7 +331,7 @@ impl Unordered {
         self.verbs_on(false, 1, speeds, queue_depth, in_order)
     }
 
-    /// The transport over the device as one of InfiniBand, which has no way to those of Ethernet.
+    /// The transport over the device as an InfiniBand device, which has no path to Ethernet devices.
     #[cfg(feature = "tcp")]
     pub(crate) fn verbs_on_infiniband(&self) -> Verbs {
         self.verbs_on(true, 1, &[1], DEPTH as usize, None)
@@ -379,7 +382,7 @@ impl Unordered {
         })
     }
 
-    /// The same, which takes its steps by itself.
+    /// The same device, which takes its steps by itself.
     #[cfg(feature = "cuda")]
     pub(crate) fn that_steps(self) -> Unordered {
         let world = Unordered { world: self.world };
@@ -393,26 +396,26 @@ impl Unordered {
         self
     }
 
-    /// From now on this lingers.
+    /// From now on this data lingers.
     #[cfg(feature = "cuda")]
     pub(crate) fn linger(&self, lingers: Lingers) {
         lock(&self.world.state).lingers = lingers;
     }
 
-    /// From now on it carries requests of a pair out one after the other.
+    /// From now on the device executes requests of a pair one after the other.
     #[cfg(feature = "cuda")]
     fn keep_order(&self) {
         lock(&self.world.state).keeps_order = true;
     }
 
-    /// What a flush of a GPU does.
+    /// The function that a flush of a GPU calls.
     #[cfg(feature = "cuda")]
     pub(crate) fn flush(&self) -> Arc<dyn Fn() + Send + Sync> {
         let world = self.world;
         Arc::new(move || lock(&world.state).push(None))
     }
 
-    /// Has the device tell this of the queue pair of this index, the oldest first.
+    /// Makes the device raise this event for the queue pair of this index, the oldest first.
     fn tell_of_pair(&self, event_type: sys::ibv_event_type, pair: usize) {
         let mut state = lock(&self.world.state);
         let mut event = sys::ibv_async_event { event_type, ..Default::default() };
@@ -420,7 +423,7 @@ impl Unordered {
         state.events.push_back(event);
     }
 
-    /// From now on, a queue pair that is brought to RTR finds this neighbour, and so does one that waits for it.
+    /// From now on, queue pairs on their way to RTR find this neighbour, and so do pairs that already wait for it.
     pub(crate) fn set_neighbour(&self, neighbour: Neighbour) {
         lock(&self.world.state).neighbour = neighbour;
     }
@@ -430,22 +433,23 @@ impl Unordered {
         lock(&self.world.state).waiting
     }
 
-    /// Registrations that are in force.
+    /// The number of existing registrations.
     pub(crate) fn regions(&self) -> usize {
         lock(&self.world.state).regions.len()
     }
 
-    /// Takes all memory from peers while the queue pairs live, as the system does with that of a process that ends.
+    /// Takes all memory from peers while the queue pairs live, as the system does with the memory of a process that
+    /// ends.
     pub(crate) fn deregister(&self) {
         lock(&self.world.state).regions.values_mut().for_each(|region| region.access = 0);
     }
 
-    /// Those of them that are of dma-bufs.
+    /// The number of existing registrations of dma-bufs.
     fn of_dma_bufs(&self) -> usize {
         lock(&self.world.state).regions.values().filter(|region| region.mapping.is_some()).count()
     }
 
-    /// Takes a step of any queue pair; false if there is none to take.
+    /// Takes a step of any queue pair; false if no step is possible.
     pub(crate) fn step(&self) -> bool {
         lock(&self.world.state).step()
     }
@@ -470,7 +474,7 @@ impl DeviceState {
             let taken = allowed.filter(|step| !pair.holds(*step, self.lateness));
             steps.extend(taken.map(|step| (index, step)));
         }
-        // However many are late, they come one now and then.
+        // Late packets arrive one at a time, from time to time, even if there are many.
         let has_more = !self.late.is_empty() || !self.lingering.is_empty();
         let all = steps.len() + usize::from(has_more);
         if all == 0 {
@@ -493,7 +497,7 @@ impl DeviceState {
         true
     }
 
-    /// What lingers, of this port or of all, gets into memory.
+    /// Puts the lingering data, of this port or of all, into memory.
     fn push(&mut self, port: Option<u8>) {
         for Lingering { at, data, .. } in
             self.lingering.extract_if(.., |one| port.is_none_or(|port| one.port == port))
@@ -502,7 +506,7 @@ impl DeviceState {
         }
     }
 
-    /// Ends a registration. What lingers gets into its memory before: no device writes there afterwards.
+    /// Ends a registration. Lingering data gets into its memory before: no device writes there afterwards.
     fn end_region(&mut self, key: u32) {
         let Some(region) = self.regions.remove(&key) else { return };
         let within = region.address..region.address + region.bytes;
@@ -519,13 +523,13 @@ impl DeviceState {
         is_inside.then(|| (region.address + offset, region.mapping.is_some()))
     }
 
-    /// Whether answers come to what a pair sends.
+    /// Whether a pair gets answers to its requests.
     fn is_answered(&self, pair: &ScriptedPair) -> bool {
         let serves = |other: &ScriptedPair| other.number == pair.peer && other.is_receiving();
         !self.ports.cut.contains(&pair.port) && self.pairs.iter().any(serves)
     }
 
-    /// A packet that is late gets to its queue pair, if that lives.
+    /// Delivers a late packet to its queue pair, if the pair lives.
     fn arrive(&mut self, late: usize) {
         let LatePacket { to, key, remote, data } = self.late.swap_remove(late);
         let server = self.pairs.iter().find(|pair| pair.number == to && pair.is_receiving());
@@ -536,13 +540,13 @@ impl DeviceState {
         }
     }
 
-    /// What a queue pair has sent and no memory has is late from now on.
+    /// Makes the packets late that a queue pair has sent and that are not in memory yet.
     fn leave_late(&mut self, pair: usize) {
         let ScriptedPair { requests, peer, .. } = &mut self.pairs[pair];
         let mut is_reading = false;
         for request in requests {
             if request.is_fenced && is_reading {
-                // Neither it nor what is behind it was sent.
+                // Neither this request nor the requests behind it were sent.
                 break;
             }
             is_reading |= request.reads_into.is_some() && !request.is_read;
@@ -621,7 +625,7 @@ impl DeviceState {
             }
             DeviceStep::Tell(_) => {
                 asked.is_told = true;
-                // From here on the memory is the poster's again.
+                // From here on the memory belongs to the poster again.
                 let sent = std::mem::take(&mut asked.packets).into_iter();
                 asked.packets = sent.map(|(at, packet)| (at, ScriptedPacket::Sent(packet.send()))).collect();
                 if asked.is_signalled {
@@ -635,8 +639,8 @@ impl DeviceState {
         pair.let_go();
     }
 
-    /// The address of memory that this key opens for a request: a region of the domain of the pair that serves it, if
-    /// both have the right. For no bytes that of the pair is enough.
+    /// The address of memory that this key opens for a request: in a region of the domain of the serving pair, if
+    /// both region and pair have the right. For a request of no bytes, the right of the pair is enough.
     fn find(&self, pair: usize, key: u32, remote: u64, bytes: usize, right: u32) -> Option<usize> {
         let peer = self.pairs[pair].peer;
         let serves = |pair: &&ScriptedPair| pair.is_receiving() && pair.access & right != 0;
@@ -650,13 +654,14 @@ impl DeviceState {
         (offset.checked_add(bytes)? <= region.bytes).then(|| region.address + offset)
     }
 
-    /// Ends a queue pair: the request at this index ends so, and all else that was not told of is flushed.
+    /// Ends a queue pair: the request at this index fails with this status, and all other unreported requests are
+    /// flushed.
     fn fail(&mut self, pair: usize, failed: usize, failure: sys::ibv_wc_status) {
         self.flush_receives(pair);
         let pair = &mut self.pairs[pair];
         pair.state = sys::IBV_QPS_ERR;
         for (index, request) in std::mem::take(&mut pair.requests).into_iter().enumerate() {
-            // A refusal comes behind the answers to all that was before.
+            // A refusal comes behind the answers to all earlier requests.
             let is_answered = index < failed && failure == sys::IBV_WC_REM_ACCESS_ERR;
             let status = match index == failed {
                 true => failure,
@@ -679,7 +684,7 @@ impl DeviceState {
 }
 
 impl ScriptedPair {
-    /// Whether it takes packets.
+    /// Whether it accepts packets.
     fn is_receiving(&self) -> bool {
         [sys::IBV_QPS_RTR, sys::IBV_QPS_RTS].contains(&self.state)
     }
@@ -690,7 +695,7 @@ impl ScriptedPair {
         let (mut is_telling, mut is_notifying) = (false, false);
         for (index, request) in self.requests.iter().enumerate() {
             if request.is_fenced && is_reading || keeps_order && is_storing {
-                // Nothing behind it begins before it.
+                // No request behind it begins before it.
                 break;
             }
             steps.extend((0..request.packets.len()).map(|packet| DeviceStep::Store(index, packet)));
@@ -716,7 +721,7 @@ impl ScriptedPair {
         steps
     }
 
-    /// Lets go of the oldest requests with which nothing more happens.
+    /// Drops the oldest requests that are reported and completely executed.
     fn let_go(&mut self) {
         let is_over =
             |oldest: &ScriptedRequest| oldest.is_told && oldest.packets.is_empty() && !oldest.is_to_notify;

@@ -142,7 +142,7 @@ impl Waker {
         let pairs = (self.entries / u32::from(receives.max(1))).max(1) as usize;
         let mut queues = lock(&self.queues);
         let device = &self.channel.device;
-        // Each of its pairs holds it, until it is destroyed.
+        // Each pair of a queue holds the queue, until the pair is destroyed.
         let has_room = |queue: &&WakerQueue| {
             let is_over = device.broken_queue(queue.completions.serial).is_some();
             Arc::strong_count(&queue.completions) <= pairs && !is_over

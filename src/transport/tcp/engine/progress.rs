@@ -1,4 +1,4 @@
-//! The thread of the engine: its sockets, and what it does with each.
+//! The thread of the engine: its sockets, and its work on each.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -146,7 +146,7 @@ impl ProgressState {
                 busy = Instant::now();
             }
         }
-        // Peers that were let go at the very end are told why.
+        // Peers that were disconnected at the very end receive the reason.
         self.obey();
     }
 
@@ -183,7 +183,7 @@ impl ProgressState {
         }
     }
 
-    /// Counts what has come on a lane for heartbeats if its owner goes by that, and else serves the lane.
+    /// Counts the arrivals on a lane for heartbeats if its owner uses the count, and serves the lane otherwise.
     fn take_beat(&mut self, token: u64, flags: epoll::EventFlags) {
         let (generation, index) = ((token >> 32) as u32, token as u32 as usize);
         let has_ended = flags.intersects(ENDED_LANE);
@@ -205,8 +205,8 @@ impl ProgressState {
         }
     }
 
-    /// Serves the lanes that what was left unread may have filled: an owner asks whether a peer is alive. What little
-    /// is left unread of others was counted when it came, and must not count again.
+    /// Serves the lanes that unread heartbeats may have filled: an owner asks whether a peer is alive. The few unread
+    /// bytes of other lanes were counted when they came, and must not count again.
     fn serve_crowded(&mut self) {
         for index in 0..self.sources.len() {
             if let Some(EventSource::Lane(target)) = &self.sources[index].source
@@ -268,8 +268,8 @@ impl ProgressState {
         Some(source)
     }
 
-    /// Has the system tell of the next event. If it has told of all that there is already, and does so once, it is
-    /// asked again for what is left.
+    /// Waits for the next event of the system. An event that was reported already, and is reported once only, is
+    /// requested again for the bytes that are left.
     pub(super) fn wants(&mut self, index: usize, interest: epoll::EventFlags, is_left: bool) {
         let entry = &mut self.sources[index];
         let Some(source) = &entry.source else { return };
@@ -318,7 +318,7 @@ impl ProgressState {
         if connection.over().is_some() {
             return;
         }
-        // Not polled: what the peer sends next is no message of the channel.
+        // Not polled: the peer's next bytes are no message of the channel.
         match channel.flush() {
             Ok(()) if channel.is_flushed() => self.serve(Socket::patient(channel), connection),
             Ok(()) => {
@@ -439,7 +439,7 @@ impl ProgressState {
                     // The system has nothing to tell before the GPU has.
                     _ if turn == ServeOutcome::Copying => epoll::EventFlags::empty(),
                     true => epoll::EventFlags::OUT,
-                    // What the system has handed over already is served once the others have had their turns.
+                    // Bytes that the system has handed over already are served once the others have had their turns.
                     false if target.has_input() => epoll::EventFlags::IN | epoll::EventFlags::OUT,
                     false => epoll::EventFlags::IN,
                 };
@@ -515,7 +515,7 @@ const BEATS_EVERY: Duration = Duration::from_millis(20);
 /// The interest in the heartbeats' descriptor: it is told once, until the thread asks again.
 const ONCE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
-/// What the system tells of a lane that has ended or is about to.
+/// The events of a lane that has ended or is about to end.
 const ENDED_LANE: epoll::EventFlags =
     epoll::EventFlags::RDHUP.union(epoll::EventFlags::HUP).union(epoll::EventFlags::ERR);
 

@@ -1,4 +1,4 @@
-//! The sockets that the thread of the engine waits at, and what it looks for at each.
+//! The sockets that the thread of the engine waits at, and the events that it looks for at each.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

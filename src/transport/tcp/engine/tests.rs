@@ -58,7 +58,7 @@ fn a_peer_that_is_let_go_as_the_thread_ends_is_told_why() {
     assert_eq!(bytes, Response::Closed { code: 7 }.encode());
 }
 
-/// What the system told before a copy began is no news of the peer's end.
+/// An event from before a copy began does not tell the peer's end.
 #[test]
 fn an_event_from_before_a_copy_does_not_end_a_connection() {
     let mut progress = ProgressState::new(Arc::default()).unwrap();

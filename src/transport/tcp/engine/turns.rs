@@ -1,4 +1,4 @@
-//! When the thread of the engine looks again at once, and when it has seen all that a question is about.
+//! When the thread of the engine looks again at once, and when it has seen all bytes that a question is about.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use super::{EVENTS, ProgressShared};
 /// A look that took so long was interrupted: there are more threads than processors.
 const INTERRUPTED: Duration = Duration::from_micros(200);
 
-/// For how long the thread then does not spin, from the least to the most. A thread that spins loses its processor for
-/// whole time slices; one that sleeps is woken ahead of others. Measured with two processors and a load of eight: round
-/// trips of 50 to 1,400 us with spinning, of 8 us without, where a bare blocking ping-pong took 4.5.
+/// The least and the most time for which the thread then does not spin. A thread that spins loses its processor for
+/// whole time slices; a thread that sleeps is woken ahead of others. Measured with two processors and a load of
+/// eight: round trips of 50 to 1,400 us with spinning, of 8 us without, where a bare blocking ping-pong took 4.5.
 pub(super) const RESTRAINT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
 /// Whether looking again at once beats sleeping.

@@ -1,9 +1,9 @@
 //! Requests whose memory here is on a GPU: payloads go through blocks of host memory.
 //!
 //! A payload that comes is received block by block, each of which the GPU copies while the next one is received. The
-//! requests behind it are held until the copies are done: words, which announce payloads, wait in a row, and behind them
-//! further payloads are received; no other request is begun before. An answer is copied block by block, each of which is
-//! sent while the next ones are copied. Nothing here waits.
+//! requests behind it are held until the copies are done: words, which announce payloads, wait in a row, and behind
+//! them further payloads are received; no other request is begun before. An answer is copied block by block, each of
+//! which is sent while the next ones are copied. Nothing here waits.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ use crate::transport::tcp::wire::{Kind, Request, Response, SHORT_BYTES, checksum
 /// Most requests and copies that are held; a peer that sends more waits.
 const MAX_HELD: usize = 64;
 
-/// What a lane needs for memory of a GPU.
+/// The state of a lane for memory of a GPU.
 pub(super) struct StagedServing {
     blocks: StagingBlocks,
     /// The payload that comes or goes.
@@ -30,7 +30,7 @@ pub(super) struct StagedServing {
     filling: Option<(LocalSlice, usize)>,
     /// In the order of the lane.
     held: VecDeque<HeldWork>,
-    /// Blocks of the answer, in order, with their bytes and how many of those are sent.
+    /// Blocks of the answer, in order, with their bytes and the number of bytes sent.
     leaving: VecDeque<(StagedCopy, usize, usize)>,
 }
 
@@ -43,7 +43,7 @@ enum StagedStep {
         answer: bool,
         notify: bool,
     },
-    /// That of an answer, of which copies were asked for and bytes are sent.
+    /// The request of an answer: the bytes of which copies were begun, and the bytes sent.
     Leaving {
         from: GpuSlice,
         asked: usize,
@@ -82,7 +82,7 @@ impl StagedServing {
         }
     }
 
-    /// So many bytes have come into the block. The GPU copies one that is full, and the last one.
+    /// So many bytes have arrived in the block. The GPU copies a block once it is full, and the last one.
     pub(super) fn came(&mut self, bytes: usize) -> Result<(), Broken> {
         let StagedStep::Coming { into, received, .. } = &mut self.step else { return Ok(()) };
         let Some((block, filled)) = &mut self.filling else { return Ok(()) };
@@ -96,7 +96,7 @@ impl StagedServing {
         Ok(())
     }
 
-    /// Asks for copies of the answer for as long as there are blocks. Returns what can be sent of it now.
+    /// Begins copies of the answer for as long as there are free blocks. Returns the part that can be sent now.
     fn copied(&mut self) -> Result<Option<VolatileSlice<'_>>, Broken> {
         if let StagedStep::Leaving { from, asked, .. } = &mut self.step {
             while *asked < from.bytes()
@@ -134,7 +134,7 @@ impl StagedServing {
 }
 
 impl Target {
-    /// True while a GPU copies for the lane: it has to be looked at again, whatever the system tells of it.
+    /// True while a GPU copies for the lane: it has to be looked at again, even if the system reports no event.
     pub(in super::super) fn is_copying(&self) -> bool {
         self.gpu.as_ref().is_some_and(|gpu| !gpu.held.is_empty() || !gpu.leaving.is_empty())
     }
@@ -144,7 +144,7 @@ impl Target {
         self.gpu.as_ref().is_some_and(|gpu| !gpu.held.is_empty())
     }
 
-    /// Carries out what is held and need not wait any more.
+    /// Carries out held requests that need not wait any more.
     pub(super) fn release_held(&mut self) -> Result<(), Broken> {
         while let Some(gpu) = &mut self.gpu {
             if let Some(HeldWork::Copy(copy)) = gpu.held.front_mut()
@@ -166,8 +166,8 @@ impl Target {
         Ok(())
     }
 
-    /// Holds words for a span of host memory, or a request for an answer alone, behind copies. What has to happen first
-    /// if there is no room.
+    /// Holds words for a span of host memory, or a request for an answer alone, behind copies. If there is no room,
+    /// returns the event to wait for.
     pub(super) fn hold(&mut self, request: &Request, len: usize, span: Option<Span>) -> Option<Wants> {
         let held = self.gpu.as_mut().map(|gpu| &mut gpu.held).filter(|held| held.len() < MAX_HELD);
         let Some(held) = held else { return Some(Wants::Copies) };
@@ -180,7 +180,7 @@ impl Target {
         None
     }
 
-    /// Carries out, or begins, a request for memory of a GPU. What has to happen first, if it cannot be begun yet.
+    /// Carries out, or begins, a request for memory of a GPU. If it cannot begin yet, returns the event to wait for.
     pub(super) fn carry_out_on_gpu(
         &mut self,
         request: &Request,
@@ -248,7 +248,7 @@ impl Target {
         Ok(StagedServing { blocks, step: StagedStep::None, filling: None, held, leaving })
     }
 
-    /// Takes what the inbox holds of a payload. What has to happen first, if it is not all there.
+    /// Takes the payload's bytes from the inbox. If they are not complete, returns the event to wait for.
     pub(super) fn digest_on_gpu(&mut self) -> Result<Option<Wants>, Broken> {
         while let Some(gpu) = &mut self.gpu
             && let Some(missing) = gpu.missing()
@@ -280,7 +280,8 @@ impl Target {
         self.gpu.as_ref().is_some_and(|gpu| matches!(gpu.step, StagedStep::Leaving { .. }))
     }
 
-    /// Sends what waits and what is copied of an answer, as far as it fits. Says how the turn ends if it ends here.
+    /// Sends waiting bytes and the copied part of an answer, as far as they fit. Returns how the turn ends, if it
+    /// ends here.
     pub(super) fn flush_from_gpu(&mut self, budget: &mut usize) -> Result<Option<ServeOutcome>, Broken> {
         let Some(gpu) = &mut self.gpu else { return Ok(None) };
         let StagedStep::Leaving { from, .. } = &gpu.step else { return Ok(None) };

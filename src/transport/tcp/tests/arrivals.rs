@@ -4,7 +4,7 @@ use super::*;
 use crate::mem::MemoryRegion;
 use crate::transport::HeartbeatWord;
 
-/// A connection over which the server counts what arrives; the word is one that the client sets by heartbeats.
+/// A connection over which the server counts arrivals; the client sets the word by heartbeats.
 struct Counted {
     listener: TcpListener,
     client: TcpEndpoint,
@@ -76,7 +76,7 @@ fn beats_that_pile_up_and_arrive_at_once_are_noticed() {
 fn a_peer_whose_lane_is_full_is_heard_again_once_its_owner_asks() {
     let mut counted = Counted::new();
     for _ in 0..3 {
-        // More than a lane holds. What does not fit is left out, and of a full lane the system tells nothing more.
+        // More than a lane holds. Heartbeats that do not fit are left out, and a full lane has no more events.
         for value in 1..=200_000 {
             counted.word.set(value).unwrap();
         }

@@ -24,7 +24,7 @@ enum Tamper {
     Cut,
 }
 
-/// What the man in the middle has heard, and what it is to do.
+/// The bytes that the man in the middle has received, and its orders.
 #[derive(Default)]
 struct Middle {
     heard: Mutex<Vec<u8>>,
@@ -68,7 +68,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, heard: &Mutex<Vec<u8>>, tamper: 
     let _gone = to.shutdown(Shutdown::Write);
 }
 
-/// Takes whole records out of `waiting`, and changes the first one that ever comes, which is then `held` for good.
+/// Takes whole records out of `waiting`, and changes the first one of all, which then stays in `held`.
 fn take_records(waiting: &mut Vec<u8>, tamper: Tamper, held: &mut Option<Vec<u8>>) -> Vec<u8> {
     let mut passed = Vec::new();
     while let Some(length) = waiting.first_chunk::<4>() {
@@ -185,7 +185,7 @@ fn a_listener_sees_gradients_in_the_clear_and_not_once_they_are_encrypted() {
     }
 }
 
-/// The ends of both sides after a change to what goes to the server.
+/// The ends of both sides after a change of the bytes to the server.
 fn tampered(tamper: Tamper) -> (Disconnected, u64) {
     let mut relayed = Relayed::connect(&encrypting(&Secret::random().unwrap()), 4096);
     *lock(&relayed.middle.to_server) = Some(tamper);
@@ -290,7 +290,7 @@ fn a_peer_that_does_not_encrypt_is_refused_by_name_and_the_other_way_round() {
 
 #[test]
 fn records_that_were_received_and_not_yet_served_are_not_forgotten() {
-    // Longer than a turn of the thread and than all buffers: what was received and not served must not be forgotten.
+    // Longer than a turn of the thread and than all buffers: bytes that were received and not served must not be lost.
     let tcp = encrypting(&Secret::random().unwrap());
     let mut relayed = Relayed::connect(&tcp, 5 << 20);
     let pattern = gradients(5 << 20);

@@ -19,8 +19,8 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
         let operation = Operation::WriteInline { data: Inline::word(value), remote: word };
         client.post(&[WorkRequest::signalled(1, operation)])
     };
-    // SAFETY: the only other thread, the one that serves requests, sleeps and holds no lock that the child takes; the
-    // child leaves by `_exit`.
+    // SAFETY: the only other thread, which serves requests, sleeps and holds no lock that the child takes; the child
+    // leaves by `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let dead = Err(crate::transport::Disconnected { reason: endpoint::FORKED });

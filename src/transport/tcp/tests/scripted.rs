@@ -87,7 +87,7 @@ fn read_to(memory: &GpuMemory, offset: usize, remote: RemoteSlice) -> Operation 
     Operation::ReadToGpu { local: memory.slice(offset, remote.len as usize).unwrap(), remote }
 }
 
-/// Writes and reads ranges of all lengths that are treated differently, at odd and even offsets, and looks at what is
+/// Writes and reads ranges of all lengths that are treated differently, at odd and even offsets, and checks the bytes
 /// beside them.
 fn ranges_arrive_whole(tcp: [Tcp; 2], theirs: &Device, ours: &Device) {
     let mut listener = listen(&tcp[1]);
@@ -312,7 +312,7 @@ fn what_was_not_granted_of_a_gpu_is_refused_after_what_was() {
         (ALL, &|remote| write_from(&mine, 0, beyond(remote))),
         (ALL, &|remote| read_to(&mine, 0, beyond(remote))),
         (Access::REMOTE_READ, &|remote| write_from(&mine, 0, remote)),
-        // There are no words to count on a GPU, whatever was granted.
+        // Memory on a GPU has no words to count, for any grant.
         (ALL | Access::REMOTE_ATOMIC, &atomic),
     ];
     for (index, (access, offence)) in offences.into_iter().enumerate() {
@@ -396,7 +396,7 @@ fn each_failing_call_of_either_driver_is_told_and_leaves_nothing() {
                     WorkRequest::signalled(2, read_to(&mine, 0, wire.remote[0])),
                 ];
                 wire.client.post(&batch).unwrap();
-                // The word before them is told of, too, whatever became of it.
+                // The word before them completes, too, with any result.
                 let [_, results @ ..] = [(); 3].map(|()| complete(&mut wire.client).result);
                 drop(working);
                 let has_failed = devices[failing].driver.has_failed();
@@ -414,7 +414,7 @@ fn each_failing_call_of_either_driver_is_told_and_leaves_nothing() {
                 for Device { driver, gpu } in devices {
                     driver.finish();
                     drop(gpu);
-                    // What could not be given back, since that is what failed, is one thing.
+                    // If the call that failed was to free a resource, this one resource is left.
                     let left = driver.open();
                     assert!(left <= usize::from(has_failed), "call {call} of side {failing}: {left} left");
                 }

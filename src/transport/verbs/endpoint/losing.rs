@@ -1,4 +1,4 @@
-//! How a connection ends, and which failures only narrow it.
+//! The end of a connection, and the failures after which it continues on fewer rails.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;

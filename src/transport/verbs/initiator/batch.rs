@@ -14,7 +14,7 @@ pub(super) struct Batch {
     pub(super) count: usize,
 }
 
-/// The memory of a request at this side.
+/// The local memory of a request.
 #[derive(Clone, Copy)]
 pub(super) enum LocalMemory<'a> {
     Host(&'a LocalSlice),
@@ -55,12 +55,12 @@ impl Batch {
         request
     }
 
-    /// All requests of this call, each with its list of one piece, which stays where it is until the next call.
+    /// All requests of this call, each with its list of one piece, which is not moved until the next call.
     #[inline]
     pub(super) fn named(&mut self) -> &mut [sys::ibv_send_wr] {
         let (requests, pieces) = (&mut self.requests[..self.count], self.pieces.as_mut_ptr());
         match requests {
-            // Most calls post one request, and the loop is compiled for many.
+            // Most calls post one request, while the compiler optimizes the loop for many.
             [one] => one.sg_list = pieces,
             all => {
                 for (index, request) in all.iter_mut().enumerate() {
@@ -85,7 +85,7 @@ impl LocalMemory<'_> {
         matches!(self, LocalMemory::Host(_))
     }
 
-    /// A part of it, which lies inside.
+    /// A part of this memory; the range must lie inside.
     #[inline]
     pub(super) fn piece(self, rail: usize, offset: usize, bytes: usize) -> sys::ibv_sge {
         debug_assert!(bytes <= self.len() && offset <= self.len() - bytes);

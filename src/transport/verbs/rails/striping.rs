@@ -154,7 +154,7 @@ impl Striping {
         (*name == remote.key && (access.contains(Access::RELAXED) || !writes)).then_some(index)
     }
 
-    /// Cuts a request into a part for each rail.
+    /// Splits a request into a part for each rail.
     fn stripe(&mut self, request: &WorkRequest, number: u64, lane: Lane, grant: usize) {
         let rails = self.striper.live();
         for rail in (0..self.rails()).filter(|rail| rails & 1 << rail != 0) {
@@ -265,7 +265,7 @@ impl Striping {
         // A device reports no completion for a request that it never accepted.
         let mut has_lost = false;
         for index in 0..self.pairs.len() {
-            // The parts of a lost rail come back from the first one.
+            // The first rail completes the parts of a lost rail.
             let from = if self.pairs[index].is_some() { index } else { index - index % rails };
             let is_empty = |pair: &PostingPair| pair.initiator.is_empty();
             has_lost |= self.pairs[from].as_ref().is_none_or(is_empty) && self.striper.lose(index);

@@ -1,4 +1,4 @@
-//! Rails that take their time, in any order that a network allows.
+//! Rails that complete requests in any order that a network allows.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ enum Kind {
     Look,
     /// A READ that may be striped.
     Pull,
-    /// The same of memory that may only be read.
+    /// The same for memory that may only be read.
     LookOnly,
     PullOnly,
     Add,
@@ -52,7 +52,7 @@ impl Plan {
         matches!(self.kind, Word | Payload | Add)
     }
 
-    /// Whether a fence waits for it.
+    /// Whether a fence waits for this request.
     fn brings(self) -> bool {
         !matches!(self.kind, Word | Payload)
     }
@@ -70,16 +70,16 @@ impl Plan {
 struct World {
     striper: Striper,
     plans: Vec<Plan>,
-    /// The requests that each queue pair was given and has not carried out.
+    /// The requests that were posted on each queue pair and are not executed.
     given: Vec<VecDeque<u64>>,
-    /// The results of requests that each queue pair has carried out and not told.
+    /// The results of requests that each queue pair has executed and not reported.
     untold: Vec<VecDeque<(u64, Result<(), CompletionError>)>>,
-    /// Queue pairs that have not carried a request out, a bit for each.
+    /// For each request, the queue pairs that have not executed it, a bit for each.
     missing: Vec<u8>,
     is_striped: Vec<bool>,
-    /// The queue pair that refuses a request, and which.
+    /// The queue pair that refuses a request, and the request.
     refuses: Option<(usize, u64)>,
-    /// The queue pair that has, which carries nothing out any more.
+    /// The queue pair that has refused it, which executes no more requests.
     failed: Option<usize>,
     is_over: bool,
     told: Vec<(u64, Result<(), CompletionError>)>,
@@ -120,7 +120,7 @@ impl World {
         Some(dispatch)
     }
 
-    /// A queue pair carries out the oldest that it was given, which must not have overtaken anything.
+    /// A queue pair executes its oldest request, which must not have overtaken another one.
     fn carry_out(&mut self, pair: usize) -> Option<u64> {
         let number = self.given[pair].pop_front()?;
         let (plan, at) = (self.plans[number as usize], number as usize);
@@ -136,10 +136,10 @@ impl World {
         for (earlier, before) in self.plans[..at].iter().enumerate() {
             let is_fenced = plan.flags.contains(Flags::FENCE);
             let waits = match plan {
-                // No write is for what may only be read.
+                // No write is for memory that may only be read.
                 _ if plan.lane() == Lane::Reads => is_fenced && before.brings(),
                 _ if is_fenced => true,
-                // Only what is striped and writes may pass anything.
+                // Only striped writes may pass other requests.
                 Plan { kind: Payload, .. } if self.is_striped[at] => false,
                 _ => before.writes(),
             };
@@ -151,7 +151,7 @@ impl World {
         Some(number)
     }
 
-    /// The striper hears of the oldest that a queue pair has carried out.
+    /// The striper learns of the oldest request that a queue pair has executed.
     fn hear(&mut self, pair: usize) -> bool {
         let Some((number, result)) = self.untold[pair].pop_front() else { return false };
         self.striper.complete(pair, number, result);
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// All that was posted comes to its end.
+    /// Completes all posted requests.
     fn finish(&mut self) {
         let pairs = self.given.len();
         while (0..pairs).any(|pair| self.carry_out(pair).is_some() | self.hear(pair)) {}
@@ -302,7 +302,7 @@ proptest! {
             }
         }
         world.finish();
-        // Completions that were asked for came, in order, and so did failures. At most one of these is a refusal.
+        // All signalled completions arrived, in order, and so did failures. At most one of these is a refusal.
         let heard: Vec<u64> = world.told.iter().map(|(id, _)| *id).collect();
         prop_assert!(heard.is_sorted_by(|a, b| a < b), "{heard:?}");
         for (id, plan) in world.plans.iter().enumerate() {

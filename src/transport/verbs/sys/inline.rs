@@ -1,7 +1,8 @@
 //! The functions that `<infiniband/verbs.h>` defines as `static inline`: calls through the tables that a provider
 //! fills.
 //!
-//! As in the header, except that an operation which a provider lacks is `EOPNOTSUPP` and not a jump to null.
+//! They do the same as in the header, except that an operation which a provider lacks returns `EOPNOTSUPP` instead of
+//! a jump to null.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -12,7 +13,7 @@ use super::bindings::*;
 /// The value of `abi_compat` if the context is the last field of a [`verbs_context`].
 const ABI_IS_EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
-/// Posts a chain of requests; 0, or an error number with `bad` set to the first that was not posted.
+/// Posts a chain of requests; returns 0, or an error number with `bad` set to the first request that was not posted.
 ///
 /// # Safety
 ///
@@ -32,7 +33,7 @@ pub(crate) unsafe fn post_send(
     }
 }
 
-/// Posts a chain of receives; 0, or an error number with `bad` set to the first that was not posted.
+/// Posts a chain of receives; returns 0, or an error number with `bad` set to the first receive that was not posted.
 ///
 /// # Safety
 ///
@@ -51,7 +52,7 @@ pub(crate) unsafe fn post_recv(
     }
 }
 
-/// Takes up to `most` completions; how many, or a negative number if that failed.
+/// Takes up to `most` completions; returns their number, or a negative number if that failed.
 ///
 /// # Safety
 ///
@@ -67,8 +68,8 @@ pub(crate) unsafe fn poll_cq(queue: *mut ibv_cq, most: c_int, completions: *mut 
     }
 }
 
-/// Asks for one event at the next completion (if `solicited_only`, at the next that was solicited or in error); 0, or
-/// an error number.
+/// Requests one event at the next completion (if `solicited_only`, at the next solicited one or the next in error);
+/// returns 0, or an error number.
 ///
 /// # Safety
 ///
@@ -83,7 +84,7 @@ pub(crate) unsafe fn req_notify_cq(queue: *mut ibv_cq, solicited_only: bool) -> 
     }
 }
 
-/// Allocates a memory window; null, with `errno` set, if that failed. Windows of type 2 are bound by posting
+/// Allocates a memory window; returns null, with `errno` set, if that failed. Windows of type 2 are bound by posting
 /// `IBV_WR_BIND_MW`.
 ///
 /// # Safety
@@ -102,7 +103,7 @@ pub(crate) unsafe fn alloc_mw(domain: *mut ibv_pd, kind: ibv_mw_type) -> *mut ib
     }
 }
 
-/// Frees a memory window; 0, or an error number.
+/// Frees a memory window; returns 0, or an error number.
 ///
 /// # Safety
 ///
@@ -116,12 +117,12 @@ pub(crate) unsafe fn dealloc_mw(window: *mut ibv_mw) -> c_int {
     }
 }
 
-/// The key after `rkey`: only its last 8 bits are the owner's to choose.
+/// The key after `rkey`: the owner may choose only its last 8 bits.
 pub(crate) fn inc_rkey(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }
 
-/// The structure around a context, with the operations that came after the first table; null if there is none.
+/// The structure around a context, with the operations that were added after the first table; null if there is none.
 ///
 /// # Safety
 ///
@@ -135,7 +136,7 @@ pub(crate) unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_cont
     unsafe { context.byte_sub(offset_of!(verbs_context, context)).cast() }
 }
 
-/// The function that libraries of all ages export.
+/// The function that all versions of the library export.
 pub(super) type CompatQueryPort =
     unsafe extern "C" fn(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
 
@@ -151,17 +152,17 @@ pub(super) unsafe fn query_port(
     attributes: &mut ibv_port_attr,
 ) -> c_int {
     *attributes = ibv_port_attr::default();
-    // SAFETY: the caller's promise. The structure grows at its beginning, so that what is missing lies before what is
-    // there, and `sz` counts from its end.
+    // SAFETY: the caller's promise. The structure grows at its beginning, so that missing fields lie before the
+    // existing ones, and `sz` counts from its end.
     let query_port = unsafe {
         let outer = verbs_get_ctx(context);
         let bytes = size_of::<verbs_context>() - offset_of!(verbs_context, query_port);
         if outer.is_null() || (*outer).sz < bytes { None } else { (*outer).query_port }
     };
     match query_port {
-        // SAFETY: the caller's promise; it writes no more bytes than it is told.
+        // SAFETY: the caller's promise; the function writes no more bytes than the given size.
         Some(query_port) => unsafe { query_port(context, port, attributes, size_of::<ibv_port_attr>()) },
-        // SAFETY: the caller's promise; it writes the structure of old, which is the beginning of this one.
+        // SAFETY: the caller's promise; the function writes the older structure, which is the beginning of this one.
         None => unsafe { compat_query_port(context, port, ptr::from_mut(attributes).cast()) },
     }
 }

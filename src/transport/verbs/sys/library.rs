@@ -8,10 +8,10 @@ use super::bindings::*;
 use super::inline;
 use crate::diagnostic::{Diagnostic, remedy_of};
 
-/// The name that every distribution has given the library since rdma-core began.
+/// The name of the library in every distribution since rdma-core began.
 const SONAME: &CStr = c"libibverbs.so.1";
 
-/// The reason why there is no libibverbs to use.
+/// The reason why libibverbs is not usable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
@@ -21,7 +21,7 @@ pub enum LibraryError {
         /// The message of the loader.
         reason: String,
     },
-    /// It lacks a function that has been there for many years.
+    /// It lacks a function that libibverbs has had for many years.
     #[error("libibverbs.so.1 has no {symbol} of version {version}; {}", remedy_of(self))]
     TooOld {
         /// The function.
@@ -48,7 +48,7 @@ impl Diagnostic for LibraryError {
     }
 }
 
-/// Declares the table of functions and how it is filled: `name: "symbol" @ "version" as type`.
+/// Declares the table of functions and the code that fills it: `name: "symbol" @ "version" as type`.
 macro_rules! library {
     (
         required { $($name:ident: $symbol:literal @ $version:literal as fn($($argument:ty),*) $(-> $result:ty)?;)* }
@@ -56,7 +56,7 @@ macro_rules! library {
             $($new:ident: $new_symbol:literal @ $new_version:literal as fn($($new_argument:ty),*) -> $new_result:ty;)*
         }
     ) => {
-        /// The functions of the header, called as it says; those that came later are there or not.
+        /// The functions of the header, with its signatures; later functions are optional.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             $(pub(crate) $new: Option<unsafe extern "C" fn($($new_argument),*) -> $new_result>,)*
@@ -93,8 +93,8 @@ macro_rules! library {
                 })
             }
 
-            /// One without any function, for tests that bring along those that they are about. What else is called
-            /// ends the process.
+            /// A library without any function, for tests that supply the functions that they need. A call of any
+            /// other function ends the process.
             #[cfg(test)]
             pub(crate) fn absent() -> Library {
                 Library {
@@ -123,7 +123,7 @@ library! {
             as fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
         ack_async_event: "ibv_ack_async_event" @ "IBVERBS_1.1" as fn(*mut ibv_async_event);
         query_device: "ibv_query_device" @ "IBVERBS_1.1" as fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
-        // Fills a shorter structure than the header has: `Library::query_port` is the one to call.
+        // Fills a shorter structure than the header has: call `Library::query_port` instead.
         compat_query_port: "ibv_query_port" @ "IBVERBS_1.1"
             as fn(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
         query_gid: "ibv_query_gid" @ "IBVERBS_1.1" as fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
@@ -176,7 +176,8 @@ impl Library {
         LIBRARY.get_or_init(|| Library::open(SONAME)).as_ref().map_err(LibraryError::clone)
     }
 
-    /// Asks for the state of a port, from 1 on; 0, or an error number. What the provider does not know of is zero.
+    /// Queries the state of a port, counted from 1; returns 0, or an error number. Fields that the provider does not
+    /// know are zero.
     ///
     /// # Safety
     ///

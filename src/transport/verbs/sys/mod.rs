@@ -1,14 +1,14 @@
-//! libibverbs, as its header says it is: no judgement, no safety, no lifetimes.
+//! libibverbs, exactly as its header defines it: no policy, no safety, no lifetimes.
 //!
-//! Nothing is linked. The library is opened at run time, so that one binary runs where there is an RDMA stack and where
-//! there is none, and says which. Three parts:
+//! Nothing is linked. The library is opened at run time, so that one binary runs with and without an RDMA stack, and
+//! reports which. Three parts:
 //!
 //! - [`bindings`]: types and constants, generated from `<infiniband/verbs.h>`. Enumerations are integers with
 //!   constants, since kernels and drivers may answer with values that are newer than the header. Structures grow at
-//!   their end (or, `verbs_context`, at its beginning) from version to version: what a runtime fills is never taken to
-//!   be more than the header of that time had.
+//!   their end (or, `verbs_context`, at its beginning) from version to version: only the fields that the runtime's
+//!   own header had are assumed to be filled.
 //! - [`Library`]: the exported functions, found by name and version.
-//! - [`inline`]: what the header defines as `static inline`, and so no library exports.
+//! - [`inline`]: the functions that the header defines as `static inline`, so that no library exports them.
 #![allow(unsafe_code)]
 
 #[allow(

@@ -1,4 +1,4 @@
-//! The inlines against a provider of our own, and the library where there is one.
+//! The inline functions against a scripted provider, and the library if there is one.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -39,7 +39,7 @@ fn the_library_lists_devices_where_it_is_installed_and_says_so_where_not() {
         }
     };
     assert!(ptr::eq(library, Library::get().unwrap()), "opened once");
-    // SAFETY: a function of no state, whose answer lives for ever.
+    // SAFETY: a function without state, whose answer is never freed.
     let text = unsafe { CStr::from_ptr((library.wc_status_str)(IBV_WC_RETRY_EXC_ERR)) };
     assert_eq!(text.to_str().unwrap(), "transport retry counter exceeded");
     let mut count = -1;
@@ -122,7 +122,7 @@ unsafe extern "C" fn old_query_port(
     8
 }
 
-/// A context whose table is filled, inside of its extended structure.
+/// A context with a filled table, inside its extended structure.
 fn provider() -> Box<verbs_context> {
     // SAFETY: null pointers, null functions, numbers, and a mutex that is never locked.
     let mut outer: Box<verbs_context> = unsafe { Box::new(std::mem::zeroed()) };
@@ -139,7 +139,7 @@ fn provider() -> Box<verbs_context> {
     outer
 }
 
-/// An object of such a context, of a type that has nothing but pointers and numbers.
+/// An object of such a context, of a type that has only pointers and numbers.
 fn of<T>(context: *mut ibv_context, set: impl Fn(&mut T, *mut ibv_context)) -> Box<T> {
     // SAFETY: as for the provider.
     let mut object: Box<T> = unsafe { Box::new(std::mem::zeroed()) };
@@ -162,7 +162,7 @@ fn each_inline_calls_its_operation_with_its_arguments() {
     let (bad_send, bad_receive) = (&raw mut bad_send, &raw mut bad_receive);
     let mut wc = ibv_wc::default();
     let wc = &raw mut wc;
-    // SAFETY: live objects of a live context; the provider looks into none of them.
+    // SAFETY: live objects of a live context; the provider reads none of them.
     unsafe {
         assert_eq!(inline::post_send(qp, send, bad_send), 1);
         assert_eq!(CALL.take(), Some(("post_send", [qp.addr(), send.addr(), bad_send.addr()])));
@@ -221,7 +221,7 @@ fn a_port_is_asked_through_the_newest_function_that_there_is() {
     assert_eq!(u32::from(attributes.link_layer), IBV_LINK_LAYER_ETHERNET);
 
     let old = Some(("old_query_port", [context.addr(), 1, attributes_addr]));
-    // SAFETY: nothing else uses it meanwhile, here and below.
+    // SAFETY: no other code uses it meanwhile, here and below.
     unsafe { (*outer).query_port = None };
     assert_eq!((ask(&mut attributes), CALL.take()), (8, old));
     assert_eq!(attributes.link_layer, 0, "what was there before is cleared");

@@ -7,7 +7,7 @@ use super::receives::{ack_cq_events, create_comp_channel, destroy_comp_channel, 
 use super::undoing::dealloc_pd;
 use super::*;
 
-/// Finds a range of addresses in memory of GPUs: a descriptor for its pages, if it is there.
+/// Finds a range of addresses in memory of GPUs: returns a descriptor for its pages, if the range is there.
 pub(super) type Peermem = Arc<dyn Fn(u64, usize) -> Option<OwnedFd> + Send + Sync>;
 
 pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
@@ -256,7 +256,7 @@ fn register(pd: *mut sys::ibv_pd, region: Region) -> *mut sys::ibv_mr {
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
-    // SAFETY: made by `reg_mr_iova2`, and undone once.
+    // SAFETY: made by `reg_mr_iova2`, and deregistered once.
     let mr = unsafe { Box::from_raw(mr) };
     undoing::wait(mr.context);
     state(mr.context).end_region(mr.rkey);
@@ -268,14 +268,14 @@ unsafe extern "C" fn get_async_event(
     event: *mut sys::ibv_async_event,
 ) -> c_int {
     let Some(next) = state(context).events.pop_front() else { return -1 };
-    // SAFETY: it points to an event of the caller's.
+    // SAFETY: it points to an event of the caller.
     unsafe { *event = next };
     0
 }
 
 unsafe extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {}
 
-/// The peer's memory that a request names, and what an atomic does there.
+/// The peer's memory that a request names, and the atomic to execute there.
 struct ScriptedTarget {
     remote: u64,
     key: u32,
@@ -362,7 +362,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into:
     let Some(completions) = state.completions.get_mut(&cq.addr()) else { return 0 };
     let count = completions.len().min(usize::try_from(most).unwrap_or(0));
     for (index, completion) in completions.drain(..count).enumerate() {
-        // SAFETY: the caller has room for so many.
+        // SAFETY: the caller has room for so many completions.
         unsafe { into.add(index).write(completion) };
     }
     count as c_int

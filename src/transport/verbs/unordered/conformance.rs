@@ -1,5 +1,5 @@
-//! The suite of the contract over a device that keeps no more order than it must, as far as it takes one process; and
-//! over payloads on a scripted GPU, which the device reaches itself or which are staged.
+//! The tests of the contract that need only one process, over a device that keeps no more order than it must; and
+//! over payloads on a scripted GPU, which the device accesses directly or which are staged.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::transport::conformance::payloads::InHostMemory;
 use crate::transport::verbs::Verbs;
 use crate::transport::{Address, Offer, Transport};
 
-/// The device takes its steps for as long as anything of the transport is left.
+/// The device takes its steps for as long as any part of the transport exists.
 fn stepping(device: Unordered, verbs: Verbs) -> Verbs {
     let shared = std::sync::Arc::downgrade(&verbs.shared);
     std::thread::spawn(move || {
@@ -32,7 +32,7 @@ impl Fixture for UnorderedFixture {
     type Transport = Verbs;
     type Payloads = InHostMemory;
     const MODULE: &'static str = "unordered";
-    /// Each device numbers its keys from 1.
+    /// Every device numbers its keys from 1.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
     /// The device allocates where an adapter does not.
     const ALLOCATES_NOTHING: bool = false;
@@ -50,7 +50,7 @@ impl Fixture for UnorderedFixture {
     }
 }
 
-/// The same with all memory in dma-bufs, for which files in memory stand: to the device both are what it can map.
+/// The same with all memory in dma-bufs. Files in memory stand for the dma-bufs: the device can map both.
 struct InFiles;
 
 impl Fixture for InFiles {
@@ -101,7 +101,7 @@ mod on_gpus {
         }
     }
 
-    /// The device registers memory of the GPU, and what it writes there lingers until the GPU is flushed.
+    /// The device registers memory of the GPU, and data that it writes there lingers until the GPU is flushed.
     struct Direct<P, const BY_DMA_BUF: bool>(PhantomData<P>);
 
     impl<P: Payloads<Verbs>, const BY_DMA_BUF: bool> Fixture for Direct<P, BY_DMA_BUF> {
@@ -149,7 +149,7 @@ mod on_gpus {
         within one process
     );
 
-    /// Payloads of a GPU that the device does not reach. What is granted is in host memory then.
+    /// Payloads of a GPU that the device does not access. The granted memory is then in host memory.
     struct Staged;
 
     impl Fixture for Staged {
@@ -181,7 +181,7 @@ mod on_gpus {
 fn memory_in_a_dma_buf_is_registered_as_one_by_owners_and_peers() {
     let device = Unordered::new(0, false);
     let verbs = device.verbs(None).with_memory(in_file);
-    // For requests of this process, and for those of all readers.
+    // For requests of this process, and for the requests of all readers.
     let frames = verbs.allocate(100, Access::REMOTE_READ).unwrap();
     assert_eq!((device.of_dma_bufs(), device.regions()), (2, 2));
     let slots = verbs.allocate(9000, Access::REMOTE_WRITE).unwrap();

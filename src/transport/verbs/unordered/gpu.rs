@@ -1,5 +1,5 @@
-//! Payloads of a GPU over RDMA, on a scripted driver and a device that keeps no more order than it must: no GPU and no
-//! adapter are needed, and none is tested.
+//! Payloads of a GPU over RDMA, on a scripted driver and a device that keeps no more order than it must: the tests
+//! need no GPU and no adapter, and test neither.
 
 use super::super::tests::connect;
 use super::*;
@@ -13,7 +13,7 @@ use crate::transport::{
 
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// More than all blocks of a side hold, and odd.
+/// More bytes than all blocks of a side hold, and an odd number.
 const LONG: usize = 17 * MIB + 5;
 const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -24,7 +24,7 @@ struct StagedScene {
     gpu: Gpu,
     poster: VerbsEndpoint,
     target: VerbsEndpoint,
-    /// The peer's memory: words, payloads that no word is in, and what may only be read.
+    /// The peer's memory: words, payloads without words, and memory that may only be read.
     regions: [MemoryRegion; 3],
     remote: Vec<RemoteSlice>,
     verbs: Verbs,
@@ -74,7 +74,7 @@ impl StagedScene {
         Operation::WriteInline { data: Inline::word(value), remote }
     }
 
-    /// Both sides look at their connections, and the device takes some steps.
+    /// The device takes a step; if it has none, both sides check their connections.
     fn turn(&mut self) {
         if !self.device.step() {
             self.verbs.shared.hearing.hurry();
@@ -91,7 +91,7 @@ impl StagedScene {
         }
     }
 
-    /// The next completion, while device and GPU work.
+    /// Waits for the next completion, while device and GPU work.
     fn complete(&mut self) -> WorkCompletion {
         let begun = std::time::Instant::now();
         loop {
@@ -109,12 +109,12 @@ impl StagedScene {
         assert_eq!(self.complete(), WorkCompletion { id: WorkRequestId(9), result: Ok(()) });
     }
 
-    /// All packets that are under way get into memory.
+    /// Brings all packets that are under way into memory.
     fn arrive(&mut self) {
         while self.device.step() {}
     }
 
-    /// All that can be done without the GPU is, and nothing is complete.
+    /// Does all work that is possible without the GPU, and checks that no request is complete.
     fn settle(&mut self) {
         for _ in 0..200 {
             assert_eq!(self.poster.poll(), None, "its copy is not made");
@@ -149,7 +149,7 @@ fn ranges_between_a_gpu_and_a_peer_arrive_whole_with_nothing_beside_them() {
             scene.carry_out(write_from(&mine, at, remote));
             scene.arrive();
             assert!(bytes_of(&scene.regions[1]) == expected, "{bytes} bytes written over {rails} rails");
-            // What may only be read, and what may be written, too, are read over other queue pairs.
+            // Memory that may only be read and memory that may also be written are read over different queue pairs.
             scene.regions[2].as_volatile().write(&expected);
             let mut expected = vec![0xDD; ROOM];
             expected[at..at + bytes].copy_from_slice(&sent);
@@ -216,7 +216,7 @@ fn a_fenced_write_waits_for_the_copy_of_a_read_to_a_gpu_and_others_do_not() {
 #[test]
 fn no_piece_of_a_fenced_write_from_a_gpu_goes_ahead_of_a_read_before_it() {
     for seed in 0..20 {
-        // Long enough for both rails to have parts of it.
+        // Long enough that both rails have parts of the write.
         let mut scene = scene(seed, 2, 64 << 10);
         let mine = scene.memory(64 << 10);
         scene.driver.set_bytes(mine.pointer(), &[1; 64 << 10]);
@@ -226,7 +226,7 @@ fn no_piece_of_a_fenced_write_from_a_gpu_goes_ahead_of_a_read_before_it() {
         let write = WorkRequest::signalled(2, write_from(&mine, 0, scene.remote[1]));
         let fenced = WorkRequest { flags: Flags::SIGNALLED | Flags::FENCE, ..write };
         scene.post(&[WorkRequest::signalled(1, read), fenced]);
-        // Nothing but the READ is to hold it up.
+        // Only the READ may delay the write.
         scene.driver.finish();
         let _pending = scene.poster.poll();
         assert_eq!([(); 2].map(|()| scene.complete().id.0), [1, 2]);
@@ -242,7 +242,7 @@ fn a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before() {
     let mine = scene.memory(LONG);
     let turn = |scene: &mut StagedScene, operation: Operation| {
         scene.post(&[WorkRequest::signalled(1, operation)]);
-        // The GPU does nothing before all blocks that are free are in use, and the device has done what it can.
+        // The GPU does nothing before all free blocks are in use, and the device has no more steps.
         let begun = std::time::Instant::now();
         let completion = loop {
             if let Some(completion) = scene.poster.poll() {
@@ -268,8 +268,8 @@ fn a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before() {
     assert!(scene.driver.bytes(mine.pointer(), LONG) == read, "a block was used again too early");
 }
 
-/// Payloads and the words that announce them, by chance of any length, some of them through the GPU and some not, over
-/// queues for `depth` parts, of which requests from host memory may take several.
+/// Payloads of random lengths and the words that announce them, some of them through the GPU and some not, over
+/// queues for `depth` parts. Requests from host memory may take several parts.
 fn payloads_arrive_before_their_words(seed: u64, rails: usize, depth: usize) {
     const CHUNK: usize = 40_000;
     const CHUNKS: usize = 40;
@@ -402,7 +402,7 @@ fn what_was_not_granted_is_refused_after_what_was() {
             scene.post(&batch);
             let told = [(); 3].map(|()| scene.complete()).map(|it| (it.id.0, it.result));
             assert_eq!(told[1], (2, Err(CompletionError::RemoteAccess)), "{rails} rails");
-            // The READs are on a queue pair of their own, and may be flushed with the rest.
+            // The READs are on their own queue pair, and may be flushed with the others.
             let may_be = [Ok(()), Err(CompletionError::Flushed)];
             assert!([told[0], told[2]].iter().all(|(_, result)| may_be.contains(result)), "{told:?}");
             assert!(scene.poster.check().is_err());
@@ -427,7 +427,7 @@ fn each_failing_call_of_the_driver_is_told_and_leaves_nothing() {
                 WorkRequest::signalled(2, read_to(&mine, 0, payload)),
             ];
             scene.post(&batch);
-            // The word before them is told of, too, whatever became of it.
+            // The word before them also has a completion, whatever its result.
             let [_, results @ ..] = [(); 3].map(|()| scene.complete().result);
             let has_failed = scene.driver.has_failed();
             scene.driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
@@ -436,13 +436,13 @@ fn each_failing_call_of_the_driver_is_told_and_leaves_nothing() {
                 let over = scene.poster.check().unwrap_err();
                 assert!(over.reason.contains("a GPU of this process did not copy"), "{}", over.reason);
             }
-            // What is under way on the device is carried out before the endpoint goes.
+            // Requests under way on the device are executed before the endpoint is dropped.
             (0..100).for_each(|_| scene.turn());
             let StagedScene { device, driver, gpu, poster, target, verbs, .. } = scene;
             drop((batch, poster, target, mine, verbs));
             driver.finish();
             drop(gpu);
-            // What could not be given back, since that is what failed, is one thing.
+            // If the call that failed was to free an object, only this object remains.
             assert!(driver.open() <= usize::from(has_failed), "call {call}: {} left", driver.open());
             assert!(device.regions() <= registered, "call {call}: blocks stay registered");
             if !has_failed {
@@ -470,7 +470,7 @@ fn blocks_that_the_device_does_not_register_end_the_connection() {
         assert_eq!(results, [Err(CompletionError::Gpu), Err(CompletionError::Flushed)]);
         let over = scene.poster.check().unwrap_err();
         assert!(over.reason.contains("its log has"), "{}", over.reason);
-        // What the peer was granted goes with the connection.
+        // The grants to the peer end with the connection.
         assert!(scene.word(0) < 2 && scene.device.regions() <= registered);
         assert_eq!(scene.gpu.host_bytes_copied(), 0);
     }
@@ -485,7 +485,7 @@ fn an_endpoint_that_goes_in_mid_copy_leaves_nothing_behind() {
             let remote = scene.remote[1];
             let operation = if is_write { write_from(&mine, 0, remote) } else { read_to(&mine, 0, remote) };
             scene.post(&[WorkRequest::signalled(1, operation)]);
-            // Some of it is copied and written; then nothing does the work of the GPU.
+            // A part of the payload is copied and written; then the GPU makes no more progress.
             for _ in 0..3 * seed {
                 scene.driver.work();
                 let _pending = scene.poster.poll();

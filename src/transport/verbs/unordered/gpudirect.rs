@@ -1,5 +1,5 @@
-//! Payloads on GPUs that RDMA devices reach themselves, on a scripted driver and a scripted device: no GPU and no
-//! adapter are needed, and none is tested.
+//! Payloads on GPUs that RDMA devices access directly, on a scripted driver and a scripted device: the tests need no
+//! GPU and no adapter, and test neither.
 
 use super::super::tests::connect_granting;
 use super::*;
@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const SLOTS: Access = Access::REMOTE_WRITE.union(Access::RELAXED);
 
-/// The way in which memory of the GPU comes to the device.
+/// The way in which the device imports memory of the GPU.
 #[derive(Clone, Copy)]
 pub(super) enum Import {
     DmaBuf,
@@ -24,7 +24,7 @@ pub(super) enum Import {
 }
 
 impl Import {
-    /// A driver whose memory comes to devices this way.
+    /// A driver whose memory devices import in this way.
     fn driver(self) -> Scripted {
         match self {
             Import::DmaBuf => Scripted::new().with_dma_bufs(),
@@ -32,13 +32,13 @@ impl Import {
         }
     }
 
-    /// The transport with a GPU whose memory its device reaches so.
+    /// The transport with a GPU whose memory its device imports in this way.
     pub(super) fn reach(self, device: &Unordered, driver: &Arc<Scripted>, verbs: Verbs, gpu: &Gpu) -> Verbs {
         match self {
             Import::DmaBuf => verbs.with_gpu(gpu),
             Import::Peermem => {
                 lock(&device.world.state).peermem = Some(Arc::new(driver.peermem()));
-                // A folder that is there stands for that of the module.
+                // An existing folder stands for the module's folder.
                 verbs.with_gpu_where(gpu, "/".as_ref())
             }
         }
@@ -52,7 +52,8 @@ impl Import {
     }
 }
 
-/// An owner with payloads on its GPU, and a peer with one, too. Their transport is one, as a device reaches no other.
+/// An owner with payloads on its GPU, and a peer that also has a GPU. They share one transport, since the device
+/// connects to no other device.
 struct DirectScene {
     device: Unordered,
     driver: Arc<Scripted>,
@@ -60,7 +61,7 @@ struct DirectScene {
     verbs: Verbs,
     poster: VerbsEndpoint,
     target: VerbsEndpoint,
-    /// The owner's words, in host memory; what may only be read and what is written, both on its GPU.
+    /// The owner's words, in host memory; memory that may only be read and memory that is written, both on its GPU.
     words: MemoryRegion,
     frames: GpuMemory,
     slots: GpuMemory,
@@ -140,7 +141,7 @@ impl DirectScene {
             assert!(begun.elapsed().as_secs() < 60, "waited in vain");
             self.driver.work();
             self.turn();
-            // What is complete lets requests behind it go on, while other things are still on their way.
+            // Completed requests let the requests behind them continue, while other data is still on its way.
             let _over = self.poster.check();
         }
     }
@@ -168,7 +169,7 @@ fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen(import: Import) {
     for rails in [1, 2] {
         for seed in 0..12 {
             let (device, driver) = lingering(import, seed);
-            // Where the device keeps the order, no READ proves what goes over the first rail.
+            // If the device keeps the order, no READ proves the writes over the first rail.
             if seed % 2 == 0 {
                 device.keep_order();
             }
@@ -200,7 +201,7 @@ fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen(import: Import) {
     }
 }
 
-/// Where the GPU keeps the order of what one device writes, it knows nothing of what another one has on its way.
+/// A GPU that keeps the order of one device's writes does not know the data that another device has on its way.
 fn what_further_rails_write_to_a_gpu_is_proved_on_the_gpu(import: Import) {
     const ROOM: usize = 150_000;
     for seed in 0..12 {
@@ -274,7 +275,7 @@ fn a_device_reads_and_writes_a_gpu_after_the_work_that_was_before(import: Import
     assert_eq!(scene.complete().result, Ok(()));
     (scene.device.flush())();
     assert_eq!(scene.driver.bytes(scene.slots.pointer(), PAGE), [0x5A; PAGE]);
-    // The other way round: a kernel still reads what a READ is to overwrite.
+    // The reverse case: a kernel still reads memory that a READ will overwrite.
     let kept = scene.memory(PAGE);
     scene.driver.launch_copy(raw, kept.pointer(), mine.pointer(), PAGE);
     stream.hold_copies().unwrap();
@@ -322,7 +323,7 @@ fn a_tensor_inside_its_allocation_is_read_and_written_where_it_lies(import: Impo
     let mut scene = scene(import, 12, 1, PAGE);
     scene.driver.set_bytes(scene.frames.pointer(), &noise(4, PAGE));
     for offset in [3 * PAGE, 0, 2 * PAGE + 100] {
-        // Of each allocation this is the first tensor that is named.
+        // This is the first tensor of its allocation that a request names.
         let pointer = scene.driver.memory(8 * PAGE);
         let mut expected = noise(5, 8 * PAGE);
         scene.driver.set_bytes(pointer, &expected);
@@ -346,7 +347,7 @@ fn registrations_end_with_their_transport_and_not_with_the_memory(import: Import
     let DirectScene { device, driver, gpu, frames, slots, verbs, poster, target, words, .. } = scene;
     drop((poster, target, verbs, words));
     assert!(registered > 0 && device.regions() == 0, "{registered} before, {} after", device.regions());
-    // Memory that lives on can be registered by the next transport.
+    // The next transport can register memory that outlives the last one.
     let verbs = import.reach(&device, &driver, device.verbs(None), &gpu);
     for memory in [&mine, &frames, &slots] {
         verbs.register_on_gpu(memory).unwrap();
@@ -361,7 +362,7 @@ fn what_the_device_does_not_register_is_staged_unless_that_is_forbidden() {
     let mut scene = scene(Import::DmaBuf, 8, 1, PAGE);
     let small = scene.driver.memory(100);
     let odd = memory_with_owner(&scene.gpu, small, 100, ());
-    // Its driver exports whole pages, and of these it has none.
+    // The driver exports whole pages, and this memory has none.
     scene.carry_out(write_from(&odd, 0, scene.remote[2].slice(0, 100).unwrap()));
     assert_eq!(scene.gpu.host_bytes_copied(), 100);
     assert_eq!(scene.poster.check(), Ok(()));
@@ -478,7 +479,8 @@ fn transfers_that_are_tried_are_whole_or_say_what_is_missing() {
     assert!(error.contains("not dma-buf: the GPU's driver exports none"), "{error}");
 }
 
-/// An acknowledgement says nothing of the peer's memory. What is looked at too early would be called changed.
+/// An acknowledgement does not show that the data is in the peer's memory. A check that comes too early would report
+/// changed bytes.
 #[test]
 fn transfers_that_are_tried_are_looked_at_once_they_have_arrived() {
     let (device, driver) = lingering(Import::DmaBuf, 0);
@@ -525,10 +527,10 @@ fn in_a_guest_the_probe_says_that_soft_roce_imports_none() {
     }
 }
 
-/// The pieces of one tensor, as PyTorch's expandable segments have them: their lengths, one right behind the other.
+/// The lengths of the pieces of one tensor, which follow each other directly, as in PyTorch's expandable segments.
 const PIECES: [usize; 3] = [32 * PAGE, 16 * PAGE, 64 * PAGE];
 
-/// The begin of each piece.
+/// The start of each piece.
 fn pieces(driver: &Scripted) -> [u64; 3] {
     let first = driver.memory(PIECES[0]);
     let second = driver.memory_behind(first, PIECES[1]);
@@ -542,7 +544,7 @@ fn a_tensor_over_pieces_of_memory_is_carried_without_blocks(import: Import) {
         let before = scene.device.regions();
         let [first, ..] = pieces(&scene.driver);
         scene.driver.set_bytes(scene.frames.pointer(), &noise(4, ROOM));
-        // What is cut may begin anywhere, and so may what is read and written behind a cut.
+        // A request that is split may begin at any byte, and so may the parts behind a cut.
         for (begin, bytes) in
             [(104, ROOM - 200), (32 * PAGE - 1, 2), (3, 48 * PAGE), (40 * PAGE, 30 * PAGE + 1)]
         {
@@ -595,7 +597,7 @@ fn a_piece_that_is_mapped_again_is_registered_again_and_the_others_are_kept(impo
 fn behind_a_piece_that_no_device_registers_a_tensor_is_staged() {
     let mut scene = scene(Import::DmaBuf, 14, 1, 2 * PAGE);
     let first = scene.driver.memory(PAGE);
-    // Its driver exports whole pages, and of these it has none.
+    // The driver exports whole pages, and this memory has none.
     scene.driver.memory_behind(first, 100);
     scene.driver.set_bytes(first, &noise(6, PAGE + 100));
     let tensor = memory_with_owner(&scene.gpu, first + 96, PAGE, ());
@@ -634,7 +636,7 @@ fn an_owner_whose_frames_no_device_registers_says_so_at_once(import: Import) {
     assert_eq!(scene.device.regions(), before + 1);
 }
 
-/// A registration and its end may take a device seconds. A trainer's tensors that are registered need none of it.
+/// A device may need seconds for a registration and its end. A trainer's registered tensors must not wait for this.
 fn registered_memory_is_reached_while_devices_register_other_memory(import: Import) {
     let scene = scene(import, 16, 1, PAGE);
     let registrations = scene.verbs.gpu.as_ref().and_then(|gpu| gpu.registrations.clone()).unwrap();
@@ -645,7 +647,7 @@ fn registered_memory_is_reached_while_devices_register_other_memory(import: Impo
     let [known, other] = [(); 2].map(|()| scene.driver.memory(PAGE));
     assert_eq!([known, other].map(reach), [PAGE; 2]);
     for hold in [Unordered::hold_undoing, Unordered::hold_registering] {
-        // What was at its addresses is gone: that registration ends, and then there is another one.
+        // The memory that was at these addresses is freed: its registration ends, and then a new one is made.
         scene.driver.free_memory(other);
         assert_eq!(scene.driver.memory(PAGE), other);
         hold(&scene.device, true);
@@ -664,7 +666,7 @@ fn registered_memory_is_reached_while_devices_register_other_memory(import: Impo
     }
 }
 
-/// The driver exports no memory then, and says that it is out of memory; the GPU has enough.
+/// The driver then exports no memory and reports that it is out of memory, although the GPU has enough.
 #[test]
 fn where_the_window_of_the_gpu_is_full_the_errors_name_it_and_not_the_gpu() {
     let mut scene = scene(Import::DmaBuf, 12, 1, PAGE);
@@ -686,7 +688,7 @@ fn where_the_window_of_the_gpu_is_full_the_errors_name_it_and_not_the_gpu() {
     scene.verbs.register_on_gpu(&frames).unwrap();
 }
 
-/// Tests of these names with memory that comes to the device by either way.
+/// Tests of these names, for both ways in which the device imports memory.
 macro_rules! by_each_import {
     ($($name:ident),* $(,)?) => {
         mod by_dma_buf {

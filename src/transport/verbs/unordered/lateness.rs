@@ -1,28 +1,28 @@
-//! What the device brings into memory late.
+//! The data that the device writes to memory late.
 
 use super::*;
 
-/// Chances, on average, that a word which is late lets pass.
+/// The number of chances, on average, that a late word lets pass.
 const LATE_STEPS: usize = 10_000;
 
-/// What gets into memory late, of all that the device could bring there at once.
+/// The data that gets into memory late, although the device could write it at once.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Lateness {
     #[default]
     Nothing,
     /// Words that are acknowledged before they are in memory: much later.
     AcknowledgedWords,
-    /// WRITEs to memory of GPUs: no sooner than a READ behind them waits for them.
+    /// WRITEs to memory of GPUs: not before a READ behind them waits for them.
     WritesToGpus,
 }
 
 impl Unordered {
-    /// From now on a word that is acknowledged before it is in memory gets there much later.
+    /// From now on a word that is acknowledged before it is in memory arrives there much later.
     pub(crate) fn be_late(&self) {
         lock(&self.world.state).lateness = Lateness::AcknowledgedWords;
     }
 
-    /// From now on a WRITE to memory of a GPU is acknowledged, and gets there once a READ behind it waits for it.
+    /// From now on a WRITE to memory of a GPU is acknowledged, and arrives there once a READ behind it waits for it.
     #[cfg(feature = "cuda")]
     pub(super) fn be_late_on_gpus(&self) {
         lock(&self.world.state).lateness = Lateness::WritesToGpus;
@@ -30,7 +30,7 @@ impl Unordered {
 }
 
 impl DeviceState {
-    /// Whether this step, which chance has chosen, is left for later.
+    /// Whether this step, which was chosen at random, is left for later.
     pub(super) fn puts_off(&mut self, pair: usize, step: DeviceStep) -> bool {
         let DeviceStep::Store(request, _) = step else { return false };
         let is_word = self.pairs[pair].requests[request].is_acknowledged_word();
@@ -39,7 +39,7 @@ impl DeviceState {
 }
 
 impl ScriptedPair {
-    /// Whether this step is not to be taken yet.
+    /// Whether this step must not be taken yet.
     pub(super) fn holds(&self, step: DeviceStep, lateness: Lateness) -> bool {
         let DeviceStep::Store(request, _) = step else { return false };
         let is_waiting = |behind: &ScriptedRequest| behind.reads_into.is_some() && !behind.is_read;

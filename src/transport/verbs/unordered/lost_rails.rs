@@ -1,4 +1,4 @@
-//! Connections that lose a rail at any moment, and go on over the others.
+//! Connections that lose a rail at any moment, and continue over the others.
 
 use std::time::Instant;
 
@@ -12,24 +12,24 @@ use crate::transport::{
     WorkRequest,
 };
 
-/// Bytes of the slot, and of all that is read: parts of three rails are long enough to be cut.
+/// Bytes of the slot, and of all memory that is read: the parts of three rails are long enough to be cut.
 const SLOT_BYTES: usize = 64 * PACKET_BYTES;
 const ROUNDS: u64 = 6;
 
 pub(super) const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// Both ends of a connection over several rails: one posts, the other has the memory.
+/// Both ends of a connection over several rails: one end posts, the other has the memory.
 pub(super) struct Scene {
     pub(super) device: Unordered,
     pub(super) verbs: Verbs,
     pub(super) poster: VerbsEndpoint,
     pub(super) target: VerbsEndpoint,
-    /// A page of words, a slot for payloads, and what is only read.
+    /// A page of words, a slot for payloads, and memory that is only read.
     pub(super) regions: [MemoryRegion; 3],
     pub(super) granted: Vec<RemoteSlice>,
     source: LocalSlice,
     into: LocalSlice,
-    /// Whether the target looks at its connections.
+    /// Whether the target checks its connections.
     looks: bool,
     begun: Instant,
 }
@@ -55,7 +55,7 @@ impl Scene {
         Scene::with_page(device, verbs, WORDS | Access::REMOTE_ATOMIC)
     }
 
-    /// The same whose page of words the peer may use so.
+    /// The same, with these rights of the peer on the page of words.
     pub(super) fn with_page(device: Unordered, verbs: Verbs, page: Access) -> Scene {
         let access = [page, WORDS | Access::RELAXED, Access::REMOTE_READ];
         let regions = access.map(|access| verbs.allocate(SLOT_BYTES, access).unwrap());
@@ -89,7 +89,7 @@ impl Scene {
         Operation::Read { local, remote, streaming: Streaming::Never }
     }
 
-    /// Both sides look at their connections, as they do now and then.
+    /// Both sides check their connections, as they do from time to time.
     pub(super) fn look(&mut self) -> Result<(), Disconnected> {
         assert!(self.begun.elapsed().as_secs() < 60, "waited in vain");
         self.verbs.shared.hearing.hurry();
@@ -99,14 +99,14 @@ impl Scene {
         self.poster.check()
     }
 
-    /// A step of the device, or a look of both sides.
+    /// A step of the device, or a check of both sides.
     pub(super) fn step(&mut self, round: u64) {
         let looks = lock(&self.device.world.state).random(400) == 0;
         if looks || !self.device.step() {
-            // If it is over, the completion says so.
+            // If the connection is over, the completion says so.
             let _over = self.look();
         }
-        // Once a payload is announced, its owner may read it until it gives the slot back.
+        // Once a payload is announced, its owner may read it until it returns the slot.
         if self.regions[0].as_volatile().load_u64(0) == round {
             let slot = self.regions[1].as_volatile();
             let torn = (0..SLOT_BYTES / PACKET_BYTES).find(|packet| slot.load_u64(word_of(*packet)) != round);
@@ -130,7 +130,7 @@ impl Scene {
         }
     }
 
-    /// Posts a payload, of which nothing is heard.
+    /// Posts a payload without a completion.
     pub(super) fn post_payload(&mut self, round: u64) {
         self.post(&[WorkRequest::unsignalled(0, self.payload())], round);
     }
@@ -140,7 +140,8 @@ impl Scene {
         self.completion(round).result
     }
 
-    /// A gradient, its announcement, and READs of it and of what is only read; and a while in which the owner uses it.
+    /// A gradient, its announcement, READs of it and of memory that is only read, and a time in which the owner uses
+    /// it.
     pub(super) fn round(&mut self, round: u64) {
         fill(&self.source, round);
         let batch =
@@ -178,7 +179,7 @@ fn rails_that_are_lost_at_any_moment_tear_and_lose_nothing() {
         for seed in 0..24 {
             let mut scene = Scene::new(seed, rails);
             scene.round(1);
-            // Each but the first is cut in the middle of whatever goes on.
+            // Each port except the first is cut while requests are under way.
             for (index, port) in (2..=rails as u8).rev().enumerate() {
                 let round = 2 * (1 + index as u64);
                 fill(&scene.source, round);
@@ -205,7 +206,7 @@ fn a_write_is_repeated_once_the_peer_has_closed_the_rail_and_a_read_at_once() {
     scene.carry_out(scene.read(1), 1).unwrap();
     assert_eq!(scene.verbs.rails_lost(), 1, "the peer has not looked");
 
-    // A rail that is lost with a WRITE under way: the word behind it waits, too, and so does whatever is new.
+    // A rail that is lost with a WRITE under way: the word behind it also waits, and so do new requests.
     let mut scene = Scene::new(0, 2);
     scene.looks = false;
     fill(&scene.source, 1);
@@ -230,7 +231,7 @@ fn the_first_rail_ends_the_connection_and_so_does_a_refusal_on_any() {
     let mut scene = Scene::new(0, 2);
     scene.device.cut(1);
     let word = scene.word(1);
-    // It may be there all the same.
+    // The word may still have arrived.
     assert_eq!(scene.carry_out(word, 2), Err(CompletionError::Unreachable));
     assert!(scene.poster.check().is_err());
 
@@ -242,12 +243,13 @@ fn the_first_rail_ends_the_connection_and_so_does_a_refusal_on_any() {
     assert_eq!(scene.verbs.rails_lost(), 0);
 }
 
-/// Of what fails with the first rail no side knows whether it has happened, so that none of it can be repeated.
+/// If requests fail with the first rail, no side knows whether they were executed, so that none of them can be
+/// repeated.
 #[test]
 fn a_lost_first_rail_takes_no_word_back_and_no_atomic_counts_twice() {
     const PAIRS: u64 = 4;
     const NO_ROUND: u64 = u64::MAX;
-    // Those that have failed: of words and of atomics those that have not happened, and those that have.
+    // The failed requests, first words and then atomics: the number that were not executed, and the number that were.
     let mut failed = [[0; 2]; 2];
     for seed in 0..64 {
         let mut scene = Scene::new(seed, 2);
@@ -282,7 +284,7 @@ fn a_lost_first_rail_takes_no_word_back_and_no_atomic_counts_twice() {
 
 #[test]
 fn an_event_of_a_pair_loses_its_rail_and_one_of_a_port_does_not() {
-    // Each side has two pairs that post there, and two that serve.
+    // Each side has two pairs there that post, and two that serve.
     for pair in 0..8 {
         let mut scene = Scene::new(pair as u64, 2);
         scene.round(1);
@@ -317,7 +319,7 @@ const NO_DEVICE: &str = "the RDMA device of this host is gone";
 fn a_device_that_is_gone_when_a_rail_is_lost_ends_the_connection_at_once() {
     let mut scene = Scene::new(0, 2);
     scene.round(1);
-    // The oldest is one that the poster posts on.
+    // The oldest is a pair on which the poster posts.
     let pair = scene.pairs(2)[0];
     scene.device.tell_of_pair(sys::IBV_EVENT_QP_FATAL, pair);
     lock(&scene.device.world.state).dies_with_a_pair = true;

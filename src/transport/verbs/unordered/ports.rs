@@ -1,23 +1,24 @@
-//! What becomes of the device's ports.
+//! Faults of the device's ports.
 
 use super::calls::state;
 use super::*;
 
-/// What has happened to the ports.
+/// The faults of the ports.
 #[derive(Default)]
 pub(super) struct PortFaults {
-    /// Those through which no answer comes.
+    /// The ports through which no answer comes.
     pub(super) cut: HashSet<u8>,
-    /// Those that do nothing any more, and tell nothing.
+    /// The ports that do nothing any more, and report nothing.
     pub(super) silent: HashSet<u8>,
-    /// Those that are down, as the device says when it is asked.
+    /// The ports that are down in the device's answer to a query.
     down: HashSet<u8>,
-    /// The bytes of WRITEs that were posted to go through each.
+    /// The bytes of WRITEs that were posted through each port.
     pub(super) written: HashMap<u8, usize>,
 }
 
 impl PortFaults {
-    /// How a request ends that gets no answer. A port that is down sends nothing, as soft-RoCE tells it.
+    /// The status of a request that gets no answer. A port that is down sends nothing, and has the status that
+    /// soft-RoCE reports.
     pub(super) fn failure_of(&self, port: u8) -> sys::ibv_wc_status {
         if self.down.contains(&port) { sys::IBV_WC_LOC_QP_OP_ERR } else { sys::IBV_WC_RETRY_EXC_ERR }
     }
@@ -29,12 +30,12 @@ impl Unordered {
         lock(&self.world.state).ports.cut.insert(port);
     }
 
-    /// From now on this port does nothing, and tells nothing.
+    /// From now on this port does nothing, and reports nothing.
     pub(super) fn silence(&self, port: u8) {
         lock(&self.world.state).ports.silent.insert(port);
     }
 
-    /// From now on nothing goes through this port, and the device says that it is down.
+    /// From now on this port carries no data, and the device reports that it is down.
     #[cfg(test)]
     pub(crate) fn take_down(&self, port: u8) {
         self.cut(port);
@@ -49,13 +50,13 @@ impl Unordered {
         state.ports.down.remove(&port);
     }
 
-    /// The ports that queue pairs go through.
+    /// The ports that queue pairs use.
     #[cfg(test)]
     pub(super) fn used_ports(&self) -> HashSet<u8> {
         lock(&self.world.state).pairs.iter().map(|pair| pair.port).collect()
     }
 
-    /// Has the device tell that the queue pair which has requests under way through this port is over.
+    /// Makes the device report the end of the queue pair that has requests under way through this port.
     #[cfg(test)]
     pub(super) fn tell_of_posting(&self, port: u8) {
         let posts = |pair: &ScriptedPair| pair.port == port && !pair.requests.is_empty();
@@ -63,13 +64,13 @@ impl Unordered {
         self.tell_of_pair(sys::IBV_EVENT_QP_FATAL, pair);
     }
 
-    /// The bytes of WRITEs that were posted to go through this port.
+    /// The bytes of WRITEs that were posted through this port.
     #[cfg(all(test, feature = "cuda"))]
     pub(crate) fn written(&self, port: u8) -> usize {
         lock(&self.world.state).ports.written.get(&port).copied().unwrap_or(0)
     }
 
-    /// Has the device tell this of its port.
+    /// Makes the device raise this event for its port.
     pub(super) fn tell_of_port(&self, event_type: sys::ibv_event_type, port: u8) {
         let mut event = sys::ibv_async_event { event_type, ..Default::default() };
         event.element.port_num = port.into();

@@ -1,4 +1,4 @@
-//! Connections that are made while rails are down, and leave them out.
+//! Connections that are made while rails are down, and leave these rails out.
 
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn offer(region: &MemoryRegion) -> Offer {
     Offer { message: Vec::new(), grants: vec![region.whole()] }
 }
 
-/// Posts a write of the first word of what the peer granted, and returns what becomes of it.
+/// Posts a write of the first word of the peer's grant, and returns its result.
 fn post_word(
     device: &Unordered,
     poster: &mut impl Endpoint,
@@ -48,12 +48,12 @@ fn post_word(
     completion.result
 }
 
-/// Sets the first word of what the peer granted.
+/// Sets the first word of the peer's grant.
 fn set_word(device: &Unordered, poster: &mut impl Endpoint, remote: crate::mem::RemoteSlice, value: u64) {
     assert_eq!(post_word(device, poster, remote, value), Ok(()));
 }
 
-/// Both sides' errors of a connection that is not made.
+/// Both sides' errors for a connection that is refused.
 fn refused(from: &Verbs, listener: &mut VerbsListener, region: &MemoryRegion) -> [ConnectError; 2] {
     let mut connecting = from.connect(&listener.address(), offer(region)).unwrap();
     let (begun, mut at_listener) = (Instant::now(), None);
@@ -87,7 +87,7 @@ fn a_connection_is_over_the_rails_that_are_up_on_both_sides() {
             ports
         };
         assert_eq!(connect(), HashSet::from([1, 2, 3, 4, 5, 6]));
-        // The connector's first, and the listener's second.
+        // The connector's first port, and the listener's second.
         for port in [1, 5] {
             device.take_down(port);
             if tells {
@@ -113,7 +113,7 @@ fn without_a_rail_that_both_sides_have_up_a_connection_is_refused_for_now() {
     assert!(matches!(client, ConnectError::NoPath { retry_after: Some(_), .. }), "{client}");
     assert!(server.to_string().contains("port 5 of the RDMA device unordered0 is down"), "{server}");
 
-    // One with its first device alone.
+    // A listener with only its first device.
     let mut alone = listen(&device.verbs_on(false, 7, &[1], 8, None));
     let [client, server] = refused(&from, &mut alone, &region);
     assert!(matches!(client, ConnectError::NoPath { retry_after: Some(_), .. }), "{client}");
@@ -143,13 +143,13 @@ fn whichever_rail_leads_the_others_may_be_lost() {
         (2..4).for_each(|round| scene.round(round));
         scene.wait_for_losses(1);
         assert_eq!(scene.device.used_ports(), HashSet::from([2]));
-        // The one that leads ends it.
+        // The loss of the leading rail ends the connection.
         scene.device.cut(2);
         assert!(scene.carry_out(scene.word(4), 4).is_err());
     }
 }
 
-/// The same with another connection than before.
+/// The same scene with a new connection.
 fn again(scene: Scene) -> Scene {
     let Scene { device, verbs, poster, target, .. } = scene;
     drop((poster, target));
@@ -174,8 +174,9 @@ fn a_connection_that_is_made_again_goes_on_over_the_rails_that_are_left() {
     (1..4).for_each(|round| scene.round(round));
 }
 
-/// The port of this side is up all the time, so that nothing but the requests tells of it. Either side may have posted
-/// them: a connector knows the way by where it connects to, a listener by the address of the peer's port.
+/// The port of this side is up all the time, so that only the requests show the fault. Either side may have posted
+/// them: a connector knows the path by the address to which it connects, a listener by the address of the peer's
+/// port.
 #[test]
 fn a_rail_on_which_the_peer_does_not_answer_is_left_out_next_time() {
     for poster in [0, 1] {
@@ -198,14 +199,14 @@ fn a_rail_on_which_the_peer_does_not_answer_is_left_out_next_time() {
         set_word(&device, &mut ends[poster], granted[poster][0], 2);
         drop(ends);
 
-        // This side has no other.
+        // This side has no other port.
         [2, 3].iter().for_each(|port| device.take_down(*port));
         drop(connect(&mut listener));
         let ends = connect(&mut listener);
         assert_eq!(device.used_ports(), HashSet::from([1, 4]));
         drop(ends);
 
-        // The other side has no other, which a connector learns by being refused.
+        // The other side has no other port, which a connector learns from a refusal.
         [2, 3].iter().for_each(|port| device.bring_up(*port));
         [5, 6].iter().for_each(|port| device.take_down(*port));
         if poster == 0 {
@@ -217,7 +218,7 @@ fn a_rail_on_which_the_peer_does_not_answer_is_left_out_next_time() {
     }
 }
 
-/// An adapter whose own port goes down says as well that the peer did not answer.
+/// An adapter whose own port goes down also reports that the peer did not answer.
 #[test]
 fn a_rail_whose_port_was_down_is_used_again_as_soon_as_it_is_up() {
     let device = Unordered::new(0, false);
@@ -258,7 +259,7 @@ fn a_rail_that_was_lost_while_its_port_was_up_is_left_out_next_time() {
     assert_eq!(scene.device.used_ports(), HashSet::from([1, 2]));
 }
 
-/// A device tells that a pair is over, and of the request with which it has failed, in either order.
+/// A device reports the end of a pair, and the request that failed, in either order.
 #[test]
 fn a_rail_is_left_out_next_time_though_its_event_came_before_its_completion() {
     for (port, others) in [(1, [2, 3]), (3, [1, 2])] {
@@ -278,7 +279,7 @@ fn a_rail_is_left_out_next_time_though_its_event_came_before_its_completion() {
     }
 }
 
-/// Two devices are not atomic among each other, and other peers of the owner go through its first one.
+/// Atomics of two devices are not atomic against each other, and other peers of the owner use its first device.
 #[test]
 fn no_atomic_goes_through_another_device_than_the_first() {
     let device = Unordered::new(0, false);
@@ -316,7 +317,7 @@ fn an_owner_is_woken_by_peers_whichever_rail_leads() {
     let region = verbs.allocate(64, WORDS).unwrap();
     let mut connect = || connect_to(&verbs, &mut listener, || offer(&region), Vec::new());
     let mut ends = Vec::new();
-    // Each peer's connection is led by the next rail.
+    // The next rail leads each peer's connection.
     for port in 1..=3 {
         ends.push(connect());
         device.take_down(port);

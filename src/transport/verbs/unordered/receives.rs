@@ -1,4 +1,4 @@
-//! The device's receives, which immediate data completes, and the channels that tell of it.
+//! The device's receives, which immediate data completes, and the channels that report this.
 
 use std::collections::HashSet;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -8,14 +8,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::calls::state;
 use super::*;
 
-/// The completion queues that have a channel, and what is to be told there.
+/// The completion queues that have a channel, and their events.
 #[derive(Default)]
 pub(super) struct Channels {
-    /// By the address of a queue, the address of its channel.
+    /// The address of each queue's channel, by the address of the queue.
     of_queues: HashMap<usize, usize>,
-    /// Queues that tell of their next completion.
+    /// Queues that will report their next completion.
     armed: HashSet<usize>,
-    /// Queues that have told of one, and have not been asked for yet.
+    /// Queues with an event that was not taken yet.
     told: VecDeque<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Channels {
         self.told.retain(|told| *told != queue);
     }
 
-    /// A receive has completed at a queue.
+    /// Notes that a receive has completed at a queue.
     fn tell(&mut self, queue: usize) {
         let Some(channel) = self.of_queues.get(&queue).filter(|_| self.armed.remove(&queue)) else { return };
         self.told.push_back(queue);
@@ -40,7 +40,7 @@ impl Channels {
         rustix::io::write(readable, &1_u64.to_ne_bytes()).expect("a count that nothing has exhausted");
     }
 
-    /// The next queue that has told of something at a channel.
+    /// The next queue with an event at a channel.
     fn next(&mut self, channel: usize) -> Option<usize> {
         let is_of_channel = |queue: &usize| self.of_queues.get(queue) == Some(&channel);
         let index = self.told.iter().position(is_of_channel)?;
@@ -51,7 +51,7 @@ impl Channels {
 impl DeviceState {
     /// Completes a receive of the pair of this number. False if it has none.
     pub(super) fn use_receive(&mut self, number: u32) -> bool {
-        // A pair that is over receives nothing, of which the poster hears elsewhere.
+        // A pair that has ended receives nothing; the poster learns of the end in another way.
         let serves = |pair: &&mut ScriptedPair| pair.number == number && pair.is_receiving();
         let Some(pair) = self.pairs.iter_mut().find(serves) else { return true };
         let Some(left) = pair.receives.checked_sub(1) else { return false };
@@ -61,7 +61,7 @@ impl DeviceState {
         true
     }
 
-    /// A pair that ends gives its receives back.
+    /// A pair that ends returns its receives.
     pub(super) fn flush_receives(&mut self, pair: usize) {
         let ScriptedPair { receive_queue, number, receives, .. } = &mut self.pairs[pair];
         let (queue, number) = (*receive_queue, *number);
@@ -102,12 +102,12 @@ pub(super) unsafe extern "C" fn get_cq_event(
     let (context, readable) = unsafe { ((*channel).context, BorrowedFd::borrow_raw((*channel).fd)) };
     let mut state = state(context);
     let Some(told) = state.channels.next(channel.addr()) else {
-        // It is readable again from the next event on.
+        // The descriptor is readable again from the next event on.
         let _nothing = rustix::io::read(readable, &mut [0; 8]);
         return -1;
     };
     let told = std::ptr::with_exposed_provenance_mut::<sys::ibv_cq>(told);
-    // SAFETY: the caller's pointers; the queue lives, since it is forgotten here when it is destroyed.
+    // SAFETY: the caller's pointers; the queue lives, since it is removed from here when it is destroyed.
     unsafe { (*cq, *cq_context) = (told, (*told).cq_context) };
     0
 }
@@ -149,14 +149,14 @@ mod tests {
         Address, Endpoint, Flags, Inline, Listener, Offer, Operation, Transport, WorkRequest,
     };
 
-    /// So much that two rails share it.
+    /// Enough bytes that two rails share the payload.
     const PAYLOAD_BYTES: usize = 41 * PACKET_BYTES;
 
-    /// As many as there are receives.
+    /// As many words as receives.
     const WORDS: u64 = 2 * DEPTH as u64;
 
-    /// A payload and the word that announces it, to an owner that sleeps. It is woken once both are there, also where a
-    /// part of the payload goes on another rail.
+    /// A payload and the word that announces it, to an owner that sleeps. The owner wakes once both have arrived,
+    /// even if a part of the payload goes over another rail.
     #[test]
     fn an_owner_is_woken_once_the_word_and_all_that_it_announces_are_there() {
         for (rails, seed) in (0..40).map(|index| (1 + index % 2, index as u64)) {

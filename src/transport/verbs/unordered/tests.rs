@@ -1,4 +1,4 @@
-//! Which writes a peer sees before others, over a device that keeps no more order than it must.
+//! The order in which a peer sees writes, over a device that keeps no more order than it must.
 
 use super::super::tests::connect;
 use super::*;
@@ -8,7 +8,7 @@ use crate::transport::{
     CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
 };
 
-/// Bytes that a write may fill: each has an area of its own.
+/// Bytes that a write may fill: each write has its own area.
 const AREA_BYTES: usize = 41 * PACKET_BYTES;
 const AREAS: usize = 24;
 
@@ -24,7 +24,7 @@ struct Fixture {
     device: Unordered,
     poster: VerbsEndpoint,
     _target: VerbsEndpoint,
-    /// What announces, and what does not, as its owner sees it and as the poster names it.
+    /// Memory that announces, and memory that does not, as its owner sees it and as the poster names it.
     granted: [(MemoryRegion, RemoteSlice); 2],
     /// Bytes that are not 0.
     source: LocalSlice,
@@ -52,8 +52,8 @@ fn over(device: Unordered, verbs: &Verbs, posts: Side) -> Fixture {
     Fixture { device, poster, _target: target, granted, source }
 }
 
-/// Of a process that ends the system destroys what is newest first. A pair that serves and outlives the keys that it
-/// serves refuses what was granted, which a peer does not take for the loss of its owner.
+/// When a process ends, the system destroys the newest objects first. A serving pair that outlives its keys refuses
+/// valid requests, and the peer does not recognize this as the loss of its owner.
 #[test]
 fn no_key_that_a_pair_serves_is_younger_than_the_pair() {
     for says_in_order in [false, true] {
@@ -66,7 +66,7 @@ fn no_key_that_a_pair_serves_is_younger_than_the_pair() {
         let _ends = connect(&verbs, offer);
         let state = lock(&device.world.state);
         let serving = || state.pairs.iter().filter(|pair| pair.access != 0);
-        // On each rail of both ends for data and for what is only read, and on the first for heartbeats.
+        // On each rail of both ends for data and for memory that is only read, and on the first for heartbeats.
         assert_eq!(serving().count(), 2 * (3 * 2 + 1));
         for pair in serving() {
             let keys = state.regions.iter().filter(|(_, region)| region.domain == pair.domain);
@@ -76,7 +76,7 @@ fn no_key_that_a_pair_serves_is_younger_than_the_pair() {
     }
 }
 
-/// A write, and what is seen of it.
+/// A write, and its area in the memory.
 struct Write {
     announces: bool,
     area: usize,
@@ -84,11 +84,11 @@ struct Write {
 }
 
 impl Fixture {
-    /// A write of chance into an area of its own.
+    /// A random write into its own area.
     fn write(&self, area: usize) -> (Write, Operation) {
         let mut state = lock(&self.device.world.state);
         let announces = state.random(2) == 0;
-        // The longest is striped where there are two rails.
+        // The longest is striped if there are two rails.
         let bytes = [8, 8, 64, 1500, AREA_BYTES][state.random(5)];
         let remote = self.granted[usize::from(!announces)].1;
         let remote = remote.slice((area * AREA_BYTES) as u64, bytes as u64).unwrap();
@@ -102,7 +102,7 @@ impl Fixture {
         (Write { announces, area, bytes }, operation)
     }
 
-    /// Whether anything of a write is in memory, and whether all of it is.
+    /// Whether any byte of a write is in memory, and whether all bytes are.
     fn seen(&self, write: &Write) -> (bool, bool) {
         let mut bytes = vec![0; write.bytes];
         let memory = self.granted[usize::from(!write.announces)].0.as_volatile();
@@ -110,7 +110,7 @@ impl Fixture {
         (bytes.iter().any(|byte| *byte != 0), bytes.iter().all(|byte| *byte != 0))
     }
 
-    /// What has overtaken a write that it must not: the later one must announce.
+    /// Returns a write and a later write that has wrongly overtaken it: the later one announces.
     fn overtaken(&self, writes: &[Write]) -> Option<(usize, usize)> {
         let seen: Vec<_> = writes.iter().map(|write| self.seen(write)).collect();
         let late = seen.iter().position(|(_, is_whole)| !is_whole)?;
@@ -118,7 +118,7 @@ impl Fixture {
         Some((late, early))
     }
 
-    /// Posts writes of chance, and looks at memory after each step of the device. Returns two that are seen in the
+    /// Posts random writes, and checks memory after each step of the device. Returns two writes that are seen in the
     /// wrong order, if there are any.
     fn run(&mut self) -> Option<(usize, usize)> {
         let (mut writes, mut told) = (Vec::new(), 0);
@@ -130,7 +130,7 @@ impl Fixture {
             let batch: Vec<_> = operations.into_iter().map(signalled).collect();
             let mut rest = &batch[..];
             while !rest.is_empty() {
-                // All of it, or what a short queue takes.
+                // The whole batch, or as much as fits into a short queue.
                 let one = match self.poster.post(rest) {
                     Err(PostError::BatchTooLong { depth, .. }) => depth,
                     Ok(()) => break,
@@ -278,7 +278,7 @@ fn readable_and_writable(verbs: &Verbs) -> [MemoryRegion; 2] {
     [readable, verbs.allocate(64, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap()]
 }
 
-/// Carries one request out, with whatever the device has to do for it.
+/// Executes one request, with all steps of the device that it needs.
 fn carry_out(
     device: &Unordered,
     end: &mut VerbsEndpoint,
@@ -311,7 +311,7 @@ fn memory_that_peers_only_read_is_registered_once_for_all_of_them() {
                 let address = region.as_volatile().as_ptr().addr();
                 state.regions.values().filter(|here| here.address == address).count()
             });
-            // For requests of this process, and for peers: both sides of each connection are granted both.
+            // For requests of this process, and for peers: both sides of each connection are granted both regions.
             assert_eq!(registered, [2 * rails, (1 + 2 * peers) * rails]);
         }
         for (end, granted) in &mut ends {
@@ -347,7 +347,7 @@ fn a_key_for_reading_opens_no_write_nor_anything_once_its_peer_is_let_go() {
     assert_eq!(carry_out(&device, &mut writer, write(granted[1])), Ok(()));
     assert_eq!(carry_out(&device, &mut writer, write(granted[0])), refused);
 
-    // Whatever key a peer makes up goes where no memory is that others read.
+    // A key that a peer invents goes to a domain without the memory that others read.
     let ([mut forger, _listener], [granted, _]) = connect(&verbs, offer);
     let forged = RemoteSlice { key: RemoteKey(granted[0].key.0 + (1 << 40)), ..granted[0] };
     assert_eq!(carry_out(&device, &mut forger, read(forged)), refused);
@@ -416,7 +416,7 @@ fn soft_roce_is_asked_for_the_state_of_idle_queue_pairs_and_no_adapter_is() {
         let grants = || regions.each_ref().map(MemoryRegion::whole).to_vec();
         let (mut ends, _) = connect(&verbs, || Offer { message: Vec::new(), grants: grants() });
         let before = lock(&device.world.state).state_queries;
-        // Longer than the time after which soft-RoCE is asked.
+        // Longer than the time after which soft-RoCE is queried.
         std::thread::sleep(std::time::Duration::from_millis(300));
         ends.iter_mut().for_each(|end| end.check().unwrap());
         assert_eq!(lock(&device.world.state).state_queries > before, is_soft_roce);
@@ -442,7 +442,8 @@ fn no_adapter_is_asked_for_the_state_of_queue_pairs_as_a_peer_goes() {
     }
 }
 
-/// A poster whose device has told that the pair on which it has just posted a word is over, and has done nothing else.
+/// A poster whose device has reported the end of the pair on which it has just posted a word, and has done nothing
+/// else.
 fn told_of_posting(rails: usize) -> Fixture {
     let device = Unordered::new(0, true);
     let verbs = device.verbs_over(rails, DEPTH as usize, None);
@@ -479,7 +480,7 @@ fn a_pair_of_which_nothing_but_its_event_comes_is_over_in_a_while() {
     assert_eq!(over.reason, "the RDMA device of this host could not go on with this connection");
 }
 
-/// The data's pair serves what the peer has a right to, and has no right to write then.
+/// The pair for data has the peer's rights, which do not include the right to write here.
 #[test]
 fn requests_to_a_peer_that_lets_nothing_be_written_make_room() {
     let device = Unordered::new(0, true);
@@ -512,7 +513,8 @@ fn a_heartbeat_that_fails_ends_the_connection_before_the_next_one() {
     beat.set(1).unwrap();
     assert!(fixture.device.step(), "the beat is under way");
     while fixture.device.step() {}
-    // The thread that sets all words only hears of it: the owner destroys the queue pair, which may take long.
+    // The thread that sets all words only learns of the failure: the owner destroys the queue pair, which may take
+    // long.
     let before = fixture.device.kept();
     beat.set(2).unwrap_err();
     fixture.poster.check().unwrap_err();
