@@ -14,13 +14,13 @@ use crate::optimizer_name::OptimizerName;
 /// The model and its data.
 #[derive(clap::Args, Debug)]
 pub(crate) struct ModelArgs {
-    /// Kind of model [default: mlp, or what --load holds]
+    /// Kind of model [default: mlp, or the kind in --load]
     #[arg(long, help_heading = "Model and data", value_enum)]
     pub(crate) model: Option<Model>,
 
-    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]
+    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or those in --load]
     ///
-    /// Of a factorisation it is the rank [default: 4, or what --load holds].
+    /// For a factorisation this is the rank [default: 4, or the rank in --load].
     #[arg(long, help_heading = "Model and data", value_name = "UNITS", value_delimiter = ',')]
     pub(crate) hidden: Vec<usize>,
 

@@ -55,7 +55,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "VALUE")]
     pub(crate) bound: Option<String>,
 
-    /// What the bound covers (vap): weak, strong or published
+    /// Form of the bound (vap): weak, strong or published
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) strength: Option<String>,
 

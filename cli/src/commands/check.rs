@@ -14,7 +14,7 @@ use slackline_lab::table::Table;
 use crate::failure::{Failure, one_line};
 use crate::output;
 
-/// Check, by nothing but traces, that readers got what was published and what they asked for.
+/// Check, from traces alone, that readers got the published bytes and the versions that they asked for.
 ///
 /// A trace is a file of lines of JSON: publications, as publishers record their versions, and certificates, as readers
 /// record their snapshots. Lines of all processes may come in any order, in one file or in several. Each read is

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 
 /// Write the manual pages, one for each command.
 ///
-/// The pages are written to a folder, over those that are there. `man` finds them in the folder `man1` of each folder
+/// The pages are written to a folder and replace older ones. `man` finds them in the folder `man1` of each folder
 /// of its path.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\

@@ -12,22 +12,23 @@ use super::names::Op;
 use super::parse::{Sizes, chunk, iterations, listening, meeting, seconds, sizes, transport, warmup};
 use crate::optimizer_name::OptimizerName;
 
-/// Measure what operations cost on this machine.
+/// Measure the cost of operations on this machine.
 ///
 /// Each measurement warms up first. Operations of less than a microsecond are timed in batches, and percentiles are
-/// then those of the batches' means; the report says how many make a batch. Bandwidth is the bytes that one operation
-/// moves over the median time. Every size uses one pair of buffers again and again, as perftest does: up to the size
-/// of the caches the numbers are those of warm caches.
+/// then percentiles of the batches' means; the report has the length of a batch. Bandwidth is the bytes that one
+/// operation moves over the median time. Every size uses one pair of buffers again and again, as perftest does: up to
+/// the size of the caches the caches are warm.
 ///
 /// write: over shared memory and RDMA latency is half a ping-pong, each side writing N bytes into the other's memory
 /// and spinning on its own; over TCP, and where --memory has one of them on a GPU, it is from the post until the write
 /// is complete, over TCP when the target has applied it and said so. read, fetch-add: post and poll. Bandwidth over TCP
-/// and RDMA is that of --queue-depth requests under way at once; over RDMA all of them, as perftest counts it. publish:
-/// a worker's gradient into its slot, against a server that folds it in (ASP, SGD) between two measurements. pull: a
-/// validated copy from an idle publisher. pinned-read: pin the newest version in place, read one word, let go. round:
-/// publish, fold (SGD) and pull under BSP, with the workers and the server in processes of their own; apply_ns is the
-/// fold by itself, in the server. memcpy: private memory to shared, by libc and past the caches. apply: a fold of K
-/// gradients; --bytes are those of the parameters. triad: STREAM's, over three arrays of --bytes each.
+/// and RDMA is measured with --queue-depth requests under way at once; over RDMA with all of them, as perftest counts
+/// it. publish: a worker's gradient into its slot, against a server that folds it in (ASP, SGD) between two
+/// measurements. pull: a validated copy from an idle publisher. pinned-read: pin the newest version in place, read
+/// one word, release it. round: publish, fold (SGD) and pull under BSP, with the workers and the server in processes
+/// of their own; apply_ns is the fold by itself, in the server. memcpy: private memory to shared, by libc and past
+/// the caches. apply: a fold of K gradients; --bytes is the size of the parameters. triad: STREAM's, over three
+/// arrays of --bytes each.
 ///
 /// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs,
 /// with the same --transport.
@@ -37,8 +38,8 @@ use crate::optimizer_name::OptimizerName;
 /// operations. The peers of one process take turns, and the time of a round then includes the others' publishing.
 /// --kill ends a part of them without a farewell.
 ///
-/// CPU each is the processor time of one operation in this process, user and system, and not that of the other side.
-/// Over tcp and verbs the counters of this host that have moved meanwhile are told, whatever moved them.
+/// CPU each is the processor time of one operation in this process, user and system, without the other side. Over tcp
+/// and verbs the report has the counters of this host that have moved meanwhile, also if other programs moved them.
 ///
 /// The row of each size is printed when it is measured. If one fails, the results before it are kept.
 #[derive(Debug, clap::Args)]
@@ -109,10 +110,10 @@ pub(crate) struct BenchArgs {
     /// round unless the server has several threads, off for the rest.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(super) pin: Option<bool>,
-    /// write, read, fetch-add, publish, pull: send a pattern, and compare what arrived with it after each size.
+    /// write, read, fetch-add, publish, pull: send a pattern, and compare the bytes that arrived after each size.
     #[arg(long)]
     pub(super) validate: bool,
-    /// Be the other side of measurements: wait for one client, do what it asks, and end. Beyond loopback both sides
+    /// Be the other side of measurements: wait for one client, serve it, and end. Beyond loopback both sides
     /// must know a secret. [default address: 0.0.0.0:18515]
     #[arg(
         long,
@@ -138,7 +139,7 @@ pub(crate) struct BenchArgs {
     /// SLACKLINE_SECRET itself]
     #[arg(long, help_heading = "Two hosts", value_name = "FILE")]
     pub(super) secret_file: Option<PathBuf>,
-    /// tcp: encrypt all that follows the handshake [default: SLACKLINE_TCP_ENCRYPT]
+    /// tcp: encrypt all bytes after the handshake [default: SLACKLINE_TCP_ENCRYPT]
     #[arg(long)]
     pub(super) encrypt: bool,
     #[command(flatten)]

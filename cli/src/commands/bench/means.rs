@@ -15,8 +15,8 @@ use super::memory::MemoryArgs;
 /// Requests that an RDMA queue has room for at least: a ping-pong posts two at once.
 const LEAST_DEPTH: u16 = 16;
 
-/// The RDMA device, and how it is used. What is not given is as the environment has it for jobs (SLACKLINE_RDMA_*, or
-/// what NCCL_IB_* and UCX_* say of the same).
+/// The RDMA device and its settings. Settings that are not given are those of the environment for jobs
+/// (SLACKLINE_RDMA_*, or the variables NCCL_IB_* and UCX_* of the same meaning).
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DeviceArgs {
     /// verbs: the RDMA device, or several to stripe over: NAME or NAME:PORT [default: as in the environment, else the
@@ -30,8 +30,8 @@ pub(super) struct DeviceArgs {
     /// towards the other side]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) gid_index: Option<u16>,
-    /// verbs: largest packet in bytes: 256, 512, 1024, 2048 or 4096 [default: as in the environment, else what both
-    /// ports carry]
+    /// verbs: largest packet in bytes: 256, 512, 1024, 2048 or 4096 [default: as in the environment, else the largest
+    /// that both ports carry]
     #[arg(long, help_heading = "RDMA", value_name = "BYTES")]
     pub(super) mtu: Option<u16>,
     /// verbs: service level, 0 to 15 [default: as in the environment, else 0]
@@ -52,7 +52,7 @@ pub(super) struct DeviceArgs {
     /// 6]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) retries: Option<u8>,
-    /// verbs: the order in which this device is taken to apply what the other side writes [default: as in the
+    /// verbs: the order in which this device is assumed to apply the other side's writes [default: as in the
     /// environment, else auto]
     #[arg(long, help_heading = "RDMA", value_enum)]
     pub(super) order: Option<WriteOrder>,

@@ -14,12 +14,12 @@ const OF_GPUS: [Op; 4] = [Op::Write, Op::Read, Op::Publish, Op::Pull];
 /// The memory of both sides.
 #[derive(clap::Args, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct MemoryArgs {
-    /// write, read, publish, pull: memory of this side, host, cuda or cuda:N for the GPU of this number: what is
-    /// written from and read into, the gradient that is published, the copy that is pulled; with --listen what
-    /// is written and read, the slots or the frames
+    /// write, read, publish, pull: memory of this side, host, cuda or cuda:N for the GPU of this number: the local
+    /// buffers of writes and reads, the gradient that is published, the copy that is pulled; with --listen the
+    /// buffers that peers write and read, the slots or the frames
     #[arg(long, help_heading = "GPUs", value_name = "MEMORY", value_parser = memory, default_value = "host")]
     pub(super) memory: ComputeDevice,
-    /// The same of the other side, where this one starts it
+    /// The same for the other side, where this one starts it
     #[arg(
         long,
         help_heading = "GPUs",

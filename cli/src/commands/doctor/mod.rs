@@ -32,22 +32,22 @@ use report::{DoctorReport, PathReport};
 /// Test shared memory, TCP and RDMA on this host and suggest fixes.
 ///
 /// Over shared memory, TCP and every RDMA device this process connects with itself: it registers memory, writes, reads,
-/// adds, swaps, announces, and compares all bytes. It says what was chosen and why, which limits there are, and for
-/// all that fails how to fix it. RDMA is tried with the settings that the environment has for jobs. Times are of one
+/// adds, swaps, announces, and compares all bytes. It prints the choices with their reasons, the limits, and
+/// for each failure the remedy. RDMA is tried with the settings that the environment has for jobs. Times are of one
 /// request at a time, medians of a tenth of a second; `slackline bench` measures properly.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Fail unless this works; rdma is the RDMA device that would be taken, gpu each GPU, and gpudirect an RDMA device
-    /// that reads and writes it
+    /// Fail unless this works; rdma is the RDMA device that a job would take, gpu each GPU, and gpudirect an RDMA
+    /// device that reads and writes it
     #[arg(long, value_enum, value_name = "PATH")]
     require: Option<Required>,
 
-    /// Try this RDMA device and no other [default: all of them, and SLACKLINE_RDMA_DEVICE is the one that is taken]
+    /// Try this RDMA device and no other [default: all of them; a job takes the one in SLACKLINE_RDMA_DEVICE]
     #[arg(long, value_name = "NAME[:PORT]")]
     device: Option<String>,
 
-    /// Write what was found as JSON; - for stdout, which then holds nothing else
+    /// Write the findings as JSON; - for stdout, which then holds nothing else
     #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }

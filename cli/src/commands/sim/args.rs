@@ -16,10 +16,10 @@ use crate::scheme_args::SchemeArgs;
 
 /// Simulate a job in virtual time.
 ///
-/// The schemes are the same code as in `slackline train`, and the gradients are those of a small problem (--problem),
-/// or none to simulate only time. Time is computed, not measured: the same options give the same run, to the last
-/// bit, on the same kind of machine. The last bits depend on the vectors of the processor and on the logarithm of the
-/// system.
+/// The schemes are the same code as in `slackline train`, and the gradients come from a small problem (--problem), or
+/// there are none, to simulate only time. Time is computed, not measured: the same options give the same run, to the
+/// last bit, on the same kind of machine. The last bits depend on the vectors of the processor and on the logarithm
+/// of the system.
 #[derive(clap::Args, Clone, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct SimArgs {
@@ -41,13 +41,13 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "What to run", requires = "reproduce", conflicts_with_all = ["plot", "seeds"])]
     pub(super) real: bool,
 
-    /// With --real: only those few runs that CI has time for
+    /// With --real: only the few runs that CI has time for
     #[arg(long, help_heading = "What to run", requires = "real")]
     pub(super) quick: bool,
 
     /// With --reproduce: run it so often again, with seeds that no other run has, and count how often each claim holds;
-    /// one that held at first and does not in nine of ten is a failure. With --docs each run is recorded at its end,
-    /// and the same command goes on where it was stopped
+    /// a claim that held at first and does not in nine of ten runs is a failure. With --docs each run is recorded at
+    /// its end, and the same command goes on where it was stopped
     #[arg(
         long,
         help_heading = "What to run",
@@ -60,8 +60,7 @@ pub(crate) struct SimArgs {
     pub(super) again: Option<u64>,
 
     /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every
-    /// copy against what was promised; job and faults are drawn from the seed, and so is the scheme unless it is
-    /// given
+    /// copy against the promises; job and faults are drawn from the seed, and so is the scheme unless it is given
     #[arg(long, group = "seeded", help_heading = "What to run")]
     #[arg(conflicts_with_all = ["compare", "sweep", "reproduce", "plot"], conflicts_with_all = JOB)]
     pub(super) fabric: bool,
@@ -142,7 +141,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Faults", value_name = "PROBABILITY", default_value_t = 0.0)]
     pub(super) replay: f64,
 
-    /// Crash a worker, for good or until a second time: 2@30, 2@30-45; may be repeated
+    /// Crash a worker, forever or until a second time: 2@30, 2@30-45; may be repeated
     #[arg(long, help_heading = "Faults", value_name = "WORKER@TIME", value_parser = crash)]
     pub(super) crash: Vec<Crash>,
 
@@ -228,7 +227,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with = "sweep")]
     pub(super) plot: Option<PathBuf>,
 
-    /// With --reproduce: write the page, its plots and its records into this folder; what is not run stays as it is
+    /// With --reproduce: write the page, its plots and its records into this folder; other results stay as they are
     #[arg(long, help_heading = "Output", value_name = "FOLDER", requires = "reproduce")]
     pub(super) docs: Option<PathBuf>,
 }
@@ -250,7 +249,7 @@ impl SimArgs {
     }
 }
 
-/// Options of a job that is simulated as told; what brings its own jobs takes none of them.
+/// Options of a single simulated job; commands with jobs of their own take none of them.
 const JOB: [&str; 32] = [
     "read_my_writes",
     "damping",

@@ -25,9 +25,9 @@ pub(crate) use scrape::{answer_samples, fuzz_answer};
 const INTERVAL_MIN: f64 = 0.1;
 const INTERVAL_MAX: f64 = 3600.0;
 
-/// Show what running nodes do: versions, clocks, staleness, waiting, bytes, peers.
+/// Show the state of running nodes: versions, clocks, staleness, waiting, bytes, peers.
 ///
-/// Asks each node for the metrics that it serves (--metrics), and shows a row for each. Rates are those of the last
+/// Asks each node for the metrics that it serves (--metrics), and shows a row for each. Rates are over the last
 /// interval. A node that does not answer stays in the table and is asked again.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]

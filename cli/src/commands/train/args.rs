@@ -18,8 +18,8 @@ use crate::scheme_args::SchemeArgs;
 
 /// Train a model, with one process per worker.
 ///
-/// Starts the servers and the workers as processes of this host, shows how the run is getting on, and ends with what
-/// each worker did. Without any option it trains a perceptron on the digits that come with the program.
+/// Starts the servers and the workers as processes of this host, shows the progress of the run, and ends with a table
+/// of the workers. Without any option it trains a perceptron on the digits that come with the program.
 ///
 /// Under a launcher (torchrun, srun, mpirun, mpiexec) every rank runs this command: rank 0 coordinates and holds the
 /// first shard, the ranks after it the other shards, and the rest are workers.

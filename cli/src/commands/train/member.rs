@@ -17,9 +17,9 @@ use crate::metrics;
 
 /// Serve a shard of a job's parameters.
 ///
-/// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
-/// meet needs to be told. A server that was killed may be started again; with checkpoints it goes on from the last.
-/// SIGUSR1 has it write one at once, and the job goes on.
+/// Joins the job that `slackline train` coordinates, and follows its orders until the job is over: it needs no option
+/// but the rendezvous. A server that was killed may be started again; with checkpoints it continues from the last one.
+/// On SIGUSR1 it writes a checkpoint at once, and the job goes on.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArgs {
@@ -29,8 +29,8 @@ pub(crate) struct ServeArgs {
 
 /// Compute gradients for a job.
 ///
-/// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
-/// meet needs to be told. A worker that was killed may be started again; it goes on where the others are.
+/// Joins the job that `slackline train` coordinates, and follows its orders until the job is over: it needs no option
+/// but the rendezvous. A worker that was killed may be started again; it continues at the clock of the others.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = WORK_EXAMPLES)]
 pub(crate) struct WorkArgs {

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 /// Behaviour of processes while they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Idle {
-    /// Look again and again: what comes is seen at once, and a processor is busy with that
+    /// Poll without pause: events are seen at once, and a processor is busy with that
     Poll,
     /// Sleep until another process wakes them
     Sleep,
