@@ -128,7 +128,7 @@ fn the_help_of_train_tells_of_factorisations() {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
         "- factorisation: ",
-        "Of a factorisation it is the rank",
+        "For a factorisation this is the rank",
         "--penalty <WEIGHT>",
         "row, column and value",
         "--additive",

@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn a_loss_is_told_once_no_server_has_the_worker_in() {
         let mut job = running();
-        // The server has come back from a checkpoint, and counts departures from zero.
+        // The server has come back from a checkpoint, and counts the workers that leave from zero.
         job.servers[0].report.left = 0;
         job.workers[0].state = ProcessState::Lost { announced: false };
         job.workers[0].lost = Some(Loss::ended("was killed by signal 9"));

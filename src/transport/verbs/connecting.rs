@@ -172,7 +172,12 @@ pub(super) fn device_failed(address: &Address, source: io::Error) -> ConnectErro
         }
         Some(libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
             "no way leads to the peer's RDMA address: check addresses and routes of both interfaces, or choose \
-             another entry of the GID table"
+             another entry of the GID table; processes of one host use one port (SLACKLINE_RDMA_DEVICE), or set \
+             net.ipv4.conf.all.accept_local=1"
+        }
+        Some(libc::ENODEV) => {
+            "no interface of this network namespace has the RDMA address: choose an entry of the GID table that a \
+             container's own address is in (SLACKLINE_RDMA_GID_INDEX)"
         }
         _ => "see the kernel's log (dmesg), and `slackline doctor`",
     };

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
+use std::net::Ipv6Addr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::error::OpenError;
-use super::gid::{Gid, GidKind};
+use super::gid::{Gid, GidKind, is_own};
 use super::sys::{self, Library};
 use crate::mem::ForkGuard;
 use crate::transport::AtomicDomain;
@@ -83,6 +84,9 @@ pub struct DeviceInfo {
     pub firmware: String,
     /// True for the kernel's own software device for RoCE (rxe).
     pub is_soft_roce: bool,
+    /// True if the device raises no event when a queue pair breaks that only serves: soft-RoCE, and Broadcom's before
+    /// Linux 6.7 ("RDMA/bnxt_re: Report async events and errors"). Such pairs are queried from time to time.
+    pub breaks_silently: bool,
     /// Its ports.
     pub ports: Vec<Port>,
 }
@@ -145,6 +149,18 @@ pub fn fork_safety() -> Result<ForkSafety, OpenError> {
 
 /// The vendor ID that rxe reports (`RXE_VENDOR_ID` in the kernel).
 const SOFT_ROCE: u32 = 0xFF_FFFF;
+
+/// The vendor ID of Broadcom's adapters.
+const BROADCOM: u32 = 0x14E4;
+
+/// Whether devices of this vendor raise no event when a serving queue pair breaks, under this release of Linux. One that
+/// cannot be read counts as a newer one.
+fn breaks_silently(vendor: u32, release: &str) -> bool {
+    let mut numbers = release.split(|digit: char| !digit.is_ascii_digit()).map(|number| number.parse().ok());
+    let version: (Option<u32>, Option<u32>) = (numbers.next().flatten(), numbers.next().flatten());
+    let is_old = matches!(version, (Some(major), Some(minor)) if (major, minor) < (6, 7));
+    vendor == SOFT_ROCE || (vendor == BROADCOM && is_old)
+}
 
 const SYSFS: &str = "/sys/class/infiniband";
 
@@ -375,12 +391,14 @@ impl Device {
         let ports =
             (1..=attributes.phys_port_cnt).map(|number| self.port(number)).collect::<Result<_, _>>()?;
         let node = std::fs::read_to_string(self.sysfs().join("device/numa_node"));
+        let system = rustix::system::uname();
         Ok(DeviceInfo {
             name: self.name.clone(),
             numa_node: node.ok().and_then(|text| text.trim().parse().ok()),
             limits,
             firmware: String::from_utf8_lossy(&firmware).into_owned(),
             is_soft_roce: attributes.vendor_id == SOFT_ROCE,
+            breaks_silently: breaks_silently(attributes.vendor_id, &system.release().to_string_lossy()),
             ports,
         })
     }
@@ -463,7 +481,8 @@ impl Device {
             };
             let interface = self.interface(port, index);
             let is_up = interface.as_deref().is_none_or(is_interface_up);
-            (bytes != [0; 16]).then_some(Gid { index, bytes, kind, interface, is_up })
+            let is_own = is_own(kind, Ipv6Addr::from(bytes).to_canonical());
+            (bytes != [0; 16]).then_some(Gid { index, bytes, kind, interface, is_up, is_own })
         };
         (0..u16::try_from(table).unwrap_or(0)).filter_map(known).collect()
     }
@@ -665,6 +684,17 @@ mod tests {
     fn speeds_are_read_from_the_systems_text() {
         let texts = ["800 Gb/sec (4X XDR)\n", "2.5 Gb/sec (1X SDR)", "", "fast", "-1 Gb/sec"];
         assert_eq!(texts.map(megabits_of_rate), [Some(800_000), Some(2_500), None, None, None]);
+    }
+
+    #[test]
+    fn broadcoms_pairs_break_silently_before_linux_6_7_and_those_of_soft_roce_always() {
+        let vendors = |release| [SOFT_ROCE, BROADCOM, 0x15B3].map(|vendor| breaks_silently(vendor, release));
+        for release in ["5.15.0-91-generic", "6.1.0", "6.6.30-rt30+"] {
+            assert_eq!(vendors(release), [true, true, false], "{release}");
+        }
+        for release in ["6.7.0-rc1", "6.12.3", "10.0", "", "unknown"] {
+            assert_eq!(vendors(release), [true, false, false], "{release}");
+        }
     }
 
     #[test]

@@ -40,6 +40,9 @@ pub struct Gid {
     pub interface: Option<String>,
     /// Whether that interface is up; true if there is none.
     pub is_up: bool,
+    /// Whether this network namespace has the address; true where that is not known. The table belongs to the port, and
+    /// has the addresses of all containers that share it.
+    pub is_own: bool,
 }
 
 impl Gid {
@@ -81,13 +84,22 @@ pub(super) fn route_to(peer: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip().to_canonical())
 }
 
+/// Whether this network namespace has the address of an entry, as far as the system tells: it binds no socket to an
+/// address of another one. It binds none to a link-local address without the interface either, and an InfiniBand GID is
+/// no IP address.
+pub(super) fn is_own(kind: GidKind, address: IpAddr) -> bool {
+    let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    kind == GidKind::InfiniBand || is_link_local || UdpSocket::bind((address, 0)).is_ok()
+}
+
 /// The properties that are compared, the most important first. Each is better when it is greater.
-type GidOrder = (bool, bool, bool, bool, bool, Reverse<u16>);
+type GidOrder = (bool, bool, bool, bool, bool, bool, Reverse<u16>);
 
 fn rank(gid: &Gid, route: Option<IpAddr>) -> GidOrder {
     (
         gid.kind != GidKind::RoceV1,
         gid.is_up,
+        gid.is_own,
         route == Some(gid.address()),
         !gid.is_link_local() || gid.kind == GidKind::InfiniBand,
         gid.address().is_ipv4(),
@@ -98,8 +110,8 @@ fn rank(gid: &Gid, route: Option<IpAddr>) -> GidOrder {
 /// The best entry for the local address, where `route` is this host's address on the route to the peer; or the entry
 /// number `wanted`. `None` if no entry is usable.
 ///
-/// In this order: routed (RoCE v2 before v1), its interface is up, on the route to the peer, not link-local, IPv4
-/// before IPv6, and the first of equal entries.
+/// In this order: routed (RoCE v2 before v1), its interface is up, an address of this network namespace, on the route to
+/// the peer, not link-local, IPv4 before IPv6, and the first of equal entries.
 pub(super) fn choose(gids: &[Gid], route: Option<IpAddr>, wanted: Option<u16>) -> Option<GidChoice> {
     if let Some(index) = wanted {
         let gid = gids.iter().find(|gid| gid.index == index && !gid.is_empty())?;
@@ -114,6 +126,9 @@ fn reason(gid: &Gid, route: Option<IpAddr>, usable: usize) -> String {
     let mut parts = vec![gid.kind.to_string()];
     if let Some(interface) = &gid.interface {
         parts.push(format!("{interface} is up"));
+    }
+    if !gid.is_own {
+        parts.push("an address of another network namespace".into());
     }
     if route == Some(gid.address()) {
         parts.push("on the way to the peer".into());
@@ -135,7 +150,7 @@ mod tests {
             IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
             IpAddr::V6(address) => address.octets(),
         };
-        Gid { index, bytes, kind, interface: Some(format!("eth{index}")), is_up: true }
+        Gid { index, bytes, kind, interface: Some(format!("eth{index}")), is_up: true, is_own: true }
     }
 
     fn table() -> Vec<Gid> {
@@ -173,6 +188,26 @@ mod tests {
         let mut gids = table();
         gids[5].is_up = false;
         assert_eq!(chosen(&gids, Some("10.1.0.1")), 4, "what is down leads nowhere");
+    }
+
+    #[test]
+    fn addresses_of_other_containers_come_after_those_of_this_one() {
+        let mut gids = table();
+        gids[4].is_own = false;
+        assert_eq!(chosen(&gids, None), 5);
+        gids.iter_mut().for_each(|gid| gid.is_own = false);
+        let choice = choose(&gids, None, None).unwrap();
+        assert_eq!(choice.gid.index, 4, "a host that says so of all has none that is better");
+        assert!(choice.reason.contains("of another network namespace"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn the_system_tells_which_addresses_are_of_this_namespace() {
+        let is_own = |kind, address: &str| is_own(kind, address.parse().unwrap());
+        assert!(is_own(GidKind::RoceV2, "127.0.0.1"));
+        // Of the block for documentation, which no host has.
+        assert!(!is_own(GidKind::RoceV2, "192.0.2.1"));
+        assert!(is_own(GidKind::RoceV2, "fe80::1") && is_own(GidKind::InfiniBand, "fe80::2:c903:1"));
     }
 
     #[test]

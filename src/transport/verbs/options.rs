@@ -60,7 +60,7 @@ pub struct VerbsOptions {
     #[doc(hidden)]
     pub partition_key_from: Option<&'static str>,
     /// The local ACK timeout (`ibv_qp_attr.timeout`): 4.096 us times 2 to this power, 1 to 31. 16 (268 ms) if none is
-    /// given.
+    /// given. Intel's driver irdma ignores it.
     pub timeout: Option<u8>,
     /// Retransmissions (`ibv_qp_attr.retry_cnt`) before the connection is over, 0 to 7 (soft-RoCE: 6). 6 if none is
     /// given: with the timeout 16 a peer is lost after 1.9 s, and some devices take four times as long.

@@ -128,6 +128,7 @@ pub(super) fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
         numa_node: Some(0),
         limits,
         is_soft_roce: true,
+        breaks_silently: true,
         firmware: String::new(),
         ports: vec![port],
     }
@@ -136,7 +137,7 @@ pub(super) fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
 /// An address of its port.
 pub(super) fn gid() -> Gid {
     let bytes = Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
-    Gid { index: 1, bytes, kind: GidKind::RoceV2, interface: Some("eth0".into()), is_up: true }
+    Gid { index: 1, bytes, kind: GidKind::RoceV2, interface: Some("eth0".into()), is_up: true, is_own: true }
 }
 
 /// Returns the requested changes of queue pairs since the last call, the oldest first.

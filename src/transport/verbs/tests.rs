@@ -265,7 +265,7 @@ pub(super) fn verbs_of_an_adapter() -> Verbs {
     let mut verbs = verbs(None);
     let shared = Arc::get_mut(&mut verbs.shared).expect("no other handle exists yet");
     let info = &mut shared.rails[0].info;
-    info.is_soft_roce = false;
+    (info.is_soft_roce, info.breaks_silently) = (false, false);
     (info.limits.queue_depth, info.limits.completions) = (1 << 15, 1 << 22);
     shared.rails[0].in_order = Some(true);
     verbs

@@ -348,7 +348,8 @@ impl Unordered {
         let context = (&raw const *self.world).cast_mut().cast();
         let device = Device::of_library(&LIBRARY, NonNull::new(context).expect("a reference is not null"));
         let mut info = scripted::info("unordered0", true, vec![scripted::gid()]);
-        (info.is_soft_roce, info.ports[0].is_infiniband) = (false, is_infiniband);
+        (info.is_soft_roce, info.breaks_silently) = (false, false);
+        info.ports[0].is_infiniband = is_infiniband;
         info.limits = Limits {
             queue_depth: 2 * DEPTH,
             completions: 2 * DEPTH,

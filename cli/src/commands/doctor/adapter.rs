@@ -363,6 +363,7 @@ mod tests {
             limits,
             firmware: String::new(),
             is_soft_roce: false,
+            breaks_silently: false,
             ports: vec![port()],
         };
         let at = |file: &str| format!("sys/class/infiniband/mlx5_0/{file}");

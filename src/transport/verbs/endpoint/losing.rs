@@ -109,13 +109,13 @@ impl VerbsEndpoint {
         self.over.is_none()
     }
 
-    /// Returns how a pair that serves the peer ended, if it did. Adapters raise an event. Soft-RoCE does not, and is
-    /// queried from time to time: that is a system call, while on an adapter it would be a command to the firmware
-    /// for each pair.
+    /// Returns how a pair that serves the peer ended, if it did. Most adapters raise an event. A device that raises none
+    /// is queried from time to time: on soft-RoCE that is a system call, while on an adapter it is a command to the
+    /// firmware for each pair.
     pub(super) fn queue_pair_error(&mut self) -> Option<QueuePairError> {
         let told = self.lose_failed(Responder::take_broken);
         let lead = &self.shared.rails[self.rails[0]];
-        if told.is_some() || !lead.info.is_soft_roce || self.looked.elapsed() < LOOK_EVERY {
+        if told.is_some() || !lead.info.breaks_silently || self.looked.elapsed() < LOOK_EVERY {
             return told;
         }
         self.looked = Instant::now();
@@ -127,8 +127,8 @@ impl VerbsEndpoint {
     #[cold]
     pub(super) fn lose_peer(&mut self) {
         self.rails.iter().for_each(|rail| self.shared.rails[*rail].device.take_events());
-        let is_soft_roce = self.shared.rails[self.rails[0]].info.is_soft_roce;
-        let broken = if is_soft_roce { Responder::ask_broken } else { Responder::take_broken };
+        let breaks_silently = self.shared.rails[self.rails[0]].info.breaks_silently;
+        let broken = if breaks_silently { Responder::ask_broken } else { Responder::take_broken };
         match self.responder.as_ref().and_then(|responder| broken(responder).0) {
             Some(QueuePairError::Refused) => self.fail_for_access_violation(),
             _ => self.fail(GONE),

@@ -407,28 +407,28 @@ fn what_a_device_does_not_stop_is_destroyed_at_once() {
 }
 
 #[test]
-fn soft_roce_is_asked_for_the_state_of_idle_queue_pairs_and_no_adapter_is() {
-    for is_soft_roce in [false, true] {
+fn only_devices_whose_pairs_break_silently_are_asked_for_their_state() {
+    for breaks_silently in [false, true] {
         let device = Unordered::new(0, true);
         let mut verbs = device.verbs(None);
-        Arc::get_mut(&mut verbs.shared).unwrap().rails[0].info.is_soft_roce = is_soft_roce;
+        Arc::get_mut(&mut verbs.shared).unwrap().rails[0].info.breaks_silently = breaks_silently;
         let regions = readable_and_writable(&verbs);
         let grants = || regions.each_ref().map(MemoryRegion::whole).to_vec();
         let (mut ends, _) = connect(&verbs, || Offer { message: Vec::new(), grants: grants() });
         let before = lock(&device.world.state).state_queries;
-        // Longer than the time after which soft-RoCE is queried.
+        // Longer than the time after which such a device is queried.
         std::thread::sleep(std::time::Duration::from_millis(300));
         ends.iter_mut().for_each(|end| end.check().unwrap());
-        assert_eq!(lock(&device.world.state).state_queries > before, is_soft_roce);
+        assert_eq!(lock(&device.world.state).state_queries > before, breaks_silently);
     }
 }
 
 #[test]
 fn no_adapter_is_asked_for_the_state_of_queue_pairs_as_a_peer_goes() {
-    for is_soft_roce in [false, true] {
+    for breaks_silently in [false, true] {
         let device = Unordered::new(0, true);
         let mut verbs = device.verbs(None);
-        Arc::get_mut(&mut verbs.shared).unwrap().rails[0].info.is_soft_roce = is_soft_roce;
+        Arc::get_mut(&mut verbs.shared).unwrap().rails[0].info.breaks_silently = breaks_silently;
         let regions = readable_and_writable(&verbs);
         let grants = || regions.each_ref().map(MemoryRegion::whole).to_vec();
         let ([gone, mut owner], _) = connect(&verbs, || Offer { message: Vec::new(), grants: grants() });
@@ -437,7 +437,7 @@ fn no_adapter_is_asked_for_the_state_of_queue_pairs_as_a_peer_goes() {
         while owner.check().is_ok() {
             verbs.shared.hearing.hurry();
         }
-        assert_eq!(lock(&device.world.state).state_queries > before, is_soft_roce);
+        assert_eq!(lock(&device.world.state).state_queries > before, breaks_silently);
         assert_eq!(verbs.access_violations(), 0);
     }
 }
