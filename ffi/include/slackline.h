@@ -126,11 +126,11 @@ enum slackline_status
      */
     SLACKLINE_STATUS_BAD_ARGUMENT = 1,
     /**
-     * The call does not fit what the object is doing: another call has to come first. Nothing was done.
+     * The call does not fit the state of the object: another call has to come first. Nothing was done.
      */
     SLACKLINE_STATUS_OUT_OF_TURN = 2,
     /**
-     * The time given has passed. What was waited for goes on, or nothing was begun: call again, unless
+     * The timeout has passed. The operation continues, or did not begin: call again, unless
      * `slackline_last_error_is_retryable` is 0, for an object that can only be destroyed.
      */
     SLACKLINE_STATUS_DEADLINE = 3,
@@ -158,7 +158,7 @@ enum slackline_status
      */
     SLACKLINE_STATUS_PROTOCOL = 8,
     /**
-     * The data that was read is not what its owner wrote.
+     * The data that was read differs from the owner's.
      */
     SLACKLINE_STATUS_DAMAGED = 9,
     /**
@@ -186,8 +186,8 @@ enum slackline_status
      */
     SLACKLINE_STATUS_JOB_FAILED = 15,
     /**
-     * A scheme of `slackline_scheme_register` failed, asked for what cannot be, or does not know such settings; or, in
-     * a simulation, any scheme broke what it promises or waits for ever. The message has the cause.
+     * A scheme of `slackline_scheme_register` failed, asked for something impossible, or does not know such
+     * settings; or, in a simulation, any scheme broke a promise or waits for ever. The message has the cause.
      */
     SLACKLINE_STATUS_SCHEME = 16,
     /**
@@ -318,7 +318,7 @@ typedef uint64_t slackline_damping;
 #endif // __cplusplus
 
 /**
- * Types of elements, for the field called `element`: those of DLPack 1.1 except vectors and complex numbers of two
+ * Types of elements, for the field called `element`: the types of DLPack 1.1 except vectors and complex numbers of two
  * float16. A server's table is f32. Of the field called `encoding` the first three are values.
  */
 enum slackline_element
@@ -520,7 +520,7 @@ enum slackline_idle
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * It looks for something again and again: what comes is seen at once, for a processor's time.
+     * It polls without pause: an event is seen at once, at the cost of a processor.
      */
     SLACKLINE_IDLE_POLL = 0,
     /**
@@ -818,8 +818,8 @@ typedef struct slackline_group slackline_group;
 typedef struct slackline_job slackline_job;
 
 /**
- * Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient: what the steps
- * moved the copy by, over the size of a step, so that the server's step does the same to its parameters.
+ * Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient: the change of the
+ * copy, divided by the size of a step, so that the server's step changes its parameters in the same way.
  *
  * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
  * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -915,7 +915,7 @@ typedef struct slackline_tensor {
 /**
  * Computes a gradient: writes the `len` values of it to `gradient`, which holds anything, and the loss to `loss`,
  * which is 0. `parameters` are as many, and `context` is the caller's own. `step` is the number of the step. It
- * returns 0; anything else gives up, and what it has written counts for nothing. It returns without `longjmp` or an
+ * returns 0; any other value gives up, and its gradient does not count. It returns without `longjmp` or an
  * exception.
  */
 typedef uint32_t (*slackline_compute)(void *context,
@@ -962,7 +962,7 @@ typedef struct slackline_gpu_range {
      */
     slackline_release release;
     /**
-     * What `release` is called with.
+     * The argument of `release`.
      */
     void *context;
 } slackline_gpu_range;
@@ -1016,8 +1016,8 @@ typedef struct slackline_fresh {
 } slackline_fresh;
 
 /**
- * Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, change what
- * should differ.
+ * Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, then change
+ * fields.
  */
 typedef struct slackline_group_options {
     /**
@@ -1124,8 +1124,8 @@ typedef struct slackline_group_status {
 } slackline_group_status;
 
 /**
- * The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, change what should
- * differ.
+ * The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, then change
+ * fields.
  */
 typedef struct slackline_job_options {
     /**
@@ -1151,7 +1151,7 @@ typedef struct slackline_job_options {
     uint64_t reconnect;
     /**
      * One of `enum slackline_resume`, for servers with a `checkpoint_folder`; by default never: a checkpoint that an
-     * earlier run left is an error. A server that replaces one that was lost goes on from its checkpoint in any case.
+     * earlier run left is an error. A server that replaces a lost one resumes from its checkpoint in any case.
      */
     uint64_t resume;
     /**
@@ -1176,7 +1176,7 @@ typedef struct slackline_job_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. If the RDMA
+     * The GPU of this process, for the payloads that it serves or works with: see `slackline_gpu_open`. If the RDMA
      * devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its
      * payloads are in host memory instead. By default NULL: there is none.
      */
@@ -1184,7 +1184,7 @@ typedef struct slackline_job_options {
 } slackline_job_options;
 
 /**
- * Settings of a server. Set `size`, call `slackline_server_options_init`, change what should differ.
+ * Settings of a server. Set `size`, call `slackline_server_options_init`, then change fields.
  */
 typedef struct slackline_server_options {
     /**
@@ -1333,7 +1333,7 @@ typedef struct slackline_server_options {
 } slackline_server_options;
 
 /**
- * Settings of a worker. Set `size`, call `slackline_worker_options_init`, change what should differ.
+ * Settings of a worker. Set `size`, call `slackline_worker_options_init`, then change fields.
  */
 typedef struct slackline_worker_options {
     /**
@@ -1353,7 +1353,7 @@ typedef struct slackline_worker_options {
      */
     uint32_t encoding;
     /**
-     * Not 0: gradients carry checksums, and those of parameters are checked. By default 0.
+     * Not 0: gradients carry checksums, and the checksums of parameters are checked. By default 0.
      */
     uint32_t checksums;
     /**
@@ -1371,15 +1371,16 @@ typedef struct slackline_worker_options {
      */
     uint64_t read;
     /**
-     * A number from 1 to 4294967295 that names this worker among those of its servers. A worker that is started again
-     * with the same number is the same worker to the servers: no gradient of one clock of it is applied twice. By
-     * default 0: a random name that no other worker has. `slackline_job_worker` does not look at it.
+     * A number from 1 to 4294967295 that names this worker among the workers of its servers. A worker that is
+     * started again with the same number is the same worker to the servers: no gradient of one clock of it is
+     * applied twice. By default 0: a random name that no other worker has. `slackline_job_worker` does not look at
+     * it.
      */
     uint64_t identity;
     /**
      * The step with which this worker's view takes the worker's own gradients: `parameters -= own_step * gradient`.
-     * The view then holds all that the worker has published, at once; for plain SGD `own_step` is the learning rate
-     * over the number of workers. By default 0: the view is what the servers have.
+     * The view then holds all published gradients of the worker at once; for plain SGD `own_step` is the learning rate
+     * over the number of workers. By default 0: the view is the servers' parameters.
      */
     double own_step;
     /**
@@ -1407,7 +1408,7 @@ typedef struct slackline_worker_options {
 typedef void (*slackline_log_function)(uint32_t level, const char *text, void *user);
 
 /**
- * Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+ * Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, then change fields.
  */
 typedef struct slackline_publisher_options {
     /**
@@ -1458,8 +1459,8 @@ typedef struct slackline_publisher_options {
      */
     uint64_t begin_at;
     /**
-     * Differences between successive versions that are kept for readers which hold an older version: those of the
-     * newest so many, at most 255; by default 0. Readers use them by themselves.
+     * The number of differences between successive versions that are kept for readers which hold an older version, at
+     * most 255; by default 0. Readers use them by themselves.
      */
     uint64_t deltas;
     /**
@@ -1478,8 +1479,8 @@ typedef struct slackline_publisher_options {
      */
     uint64_t branches;
     /**
-     * The number of bytes at multiples of which the tensors begin, a power of two of at most 4096: 256 is what DLPack
-     * asks for. By default 0: each begins at a multiple of its element size. A relay has its owner's.
+     * The number of bytes at multiples of which the tensors begin, a power of two of at most 4096: DLPack asks for
+     * 256. By default 0: each begins at a multiple of its element size. A relay has its owner's.
      * `slackline_publisher_tensor_range` says where each lies.
      */
     uint64_t alignment;
@@ -1535,7 +1536,7 @@ typedef struct slackline_publisher_status {
 } slackline_publisher_status;
 
 /**
- * Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
+ * Settings of a reader. Set `size`, call `slackline_reader_options_init`, then change fields.
  */
 typedef struct slackline_reader_options {
     /**
@@ -1561,8 +1562,8 @@ typedef struct slackline_reader_options {
      */
     const char *table;
     /**
-     * Not 0: the address is that of a publisher whose relays are in a tree. It says from whom this reader reads, each
-     * time that it connects. By default 0.
+     * Not 0: the address belongs to a publisher whose relays are in a tree. The publisher says which owner this reader
+     * reads from, each time that it connects. By default 0.
      */
     uint64_t in_tree;
     /**
@@ -1918,7 +1919,7 @@ typedef struct slackline_server_status {
      */
     uint64_t voided;
     /**
-     * Gradients that held a NaN or an infinity, whatever became of them.
+     * Gradients that held a NaN or an infinity, folded in or not.
      */
     uint64_t non_finite;
     /**
@@ -1947,7 +1948,7 @@ typedef struct slackline_server_status {
      */
     uint64_t diverged;
     /**
-     * Peers that were evicted because what they wrote broke the protocol.
+     * Peers that were evicted because their words broke the protocol.
      */
     uint64_t misbehaved;
     /**
@@ -1990,12 +1991,12 @@ typedef struct slackline_server_status {
      */
     uint64_t rails_lost;
     /**
-     * The sum, over the gradients that this incarnation folded in, of the versions that were made between the one that
-     * a gradient was computed on and the one that it is in.
+     * The sum, over the gradients that this incarnation folded in, of the versions between the version that a gradient
+     * was computed on and the version that it is in.
      */
     uint64_t versions_behind;
     /**
-     * Those of them that were computed on the version before the one that they are in.
+     * Gradients of this incarnation that were computed on the version right before the version that they are in.
      */
     uint64_t fresh;
 } slackline_server_status;
@@ -2235,7 +2236,7 @@ typedef struct slackline_verdict {
      */
     uint64_t reads;
     /**
-     * The number of reads without a violation whose bytes were compared with those that were published.
+     * The number of reads without a violation whose bytes were compared with the published bytes.
      */
     uint64_t verified;
     /**
@@ -2318,7 +2319,7 @@ typedef struct slackline_reader_status {
      */
     uint64_t pins;
     /**
-     * The number of versions by which the newest one that it has, as a copy or in place, is behind the latest.
+     * The number of versions by which its newest one, as a copy or in place, is behind the latest.
      */
     uint64_t behind;
 } slackline_reader_status;
@@ -2366,11 +2367,11 @@ typedef struct slackline_worker_status {
      */
     uint64_t abandoned;
     /**
-     * Bytes of gradients written to servers; none for those that were computed in a slot.
+     * Bytes of gradients written to servers; none for gradients that were computed in a slot.
      */
     uint64_t bytes_published;
     /**
-     * Bytes of parameters copied from servers; none for those that were read in place.
+     * Bytes of parameters copied from servers; none for parameters that were read in place.
      */
     uint64_t bytes_pulled;
     /**
@@ -2413,7 +2414,7 @@ typedef struct slackline_staleness {
     uint64_t largest;
     /**
      * `counts[s]` is the number of gradients whose parameters were stale by `s` clocks: the worker's clock less the
-     * smallest clock of its copy. The last one counts those that were staler, too, and is then the `largest`.
+     * smallest clock of its copy. The last one counts staler gradients, too, and is then the `largest`.
      */
     uint64_t counts[SLACKLINE_STALENESS_COUNTS];
 } slackline_staleness;
@@ -2433,8 +2434,7 @@ const char *slackline_version(void);
 uint32_t slackline_version_number(void);
 
 /**
- * Returns the name of a status, for people to read. The text is valid for ever; it is never NULL, whatever the
- * number.
+ * Returns the name of a status, for people to read. The text is valid for ever; it is never NULL, for any number.
  */
 const char *slackline_status_name(uint32_t status);
 
@@ -2462,7 +2462,7 @@ uint64_t slackline_last_error_retry_after_ms(void);
 
 /**
  * Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
- * initial values that the server is given are those of this part. One shard is the whole table.
+ * server's initial values are the values of this part. One shard is the whole table.
  */
 slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        size_t tensor_count,
@@ -2515,7 +2515,7 @@ slackline_status slackline_local_steps_create(uint64_t count,
                                               struct slackline_local_steps **steps);
 
 /**
- * Makes the steps from `parameters` and writes their gradient to `gradient`, both of `len` values: what
+ * Makes the steps from `parameters` and writes their gradient to `gradient`, both of `len` values: memory that
  * `slackline_worker_parameters` and `slackline_worker_gradient` lend, or memory of the caller's. `compute` is called
  * for each step, numbered from 0, in this thread; it may call functions of the worker that change neither, such as
  * `slackline_worker_should_stop`. `loss`, unless NULL, becomes the mean of the losses.
@@ -2555,8 +2555,8 @@ slackline_status slackline_gpu_open(uint32_t ordinal,
 slackline_status slackline_gpu_name(const struct slackline_gpu *gpu, const char **name);
 
 /**
- * Sets `bytes` to those of payloads that connections have carried through blocks of host memory since the GPU was
- * opened, because the network does not reach its memory.
+ * Sets `bytes` to the number of payload bytes that connections have carried through blocks of host memory since the
+ * GPU was opened, because the network does not reach its memory.
  */
 slackline_status slackline_gpu_host_bytes_copied(const struct slackline_gpu *gpu,
                                                  uint64_t *bytes);
@@ -2579,9 +2579,9 @@ slackline_status slackline_publisher_copy_from_gpu(struct slackline_publisher *p
                                                    uint64_t timeout_ms);
 
 /**
- * Publishes what `slackline_publisher_copy_from_gpu` and `slackline_publisher_begin` have begun once GPUs have copied
- * all of it, and waits for that; `version`, unless NULL, becomes its number. `SLACKLINE_STATUS_DEADLINE` says that it
- * is not copied yet: it will be published once it is, and the same call waits for that again.
+ * Publishes the version that `slackline_publisher_copy_from_gpu` and `slackline_publisher_begin` have begun once GPUs
+ * have copied all of it, and waits for that; `version`, unless NULL, becomes its number. `SLACKLINE_STATUS_DEADLINE`
+ * says that it is not copied yet: it will be published once it is, and the same call waits for that again.
  */
 slackline_status slackline_publisher_commit_when_copied(struct slackline_publisher *publisher,
                                                         uint64_t timeout_ms,
@@ -2589,10 +2589,10 @@ slackline_status slackline_publisher_commit_when_copied(struct slackline_publish
 
 /**
  * Copies a version that is at most `max_staleness` versions behind the newest to a range of a GPU, which is as long as
- * a copy, behind the work that the stream has now. What the stream gets later sees the version that `fresh`, unless
- * NULL, is told; `fresh->size` must be set. The GPU or an RDMA device copies straight out of the owner's memory; over
- * TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers with
- * `gpu` in their options. After a failure the range may hold anything.
+ * a copy, behind the work that the stream has now. Later work of the stream sees this version, which `fresh`, unless
+ * NULL, describes; `fresh->size` must be set. The GPU or an RDMA device copies straight out of the owner's memory;
+ * over TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers
+ * with `gpu` in their options. After a failure the range may hold anything.
  */
 slackline_status slackline_reader_pull_to_gpu(struct slackline_reader *reader,
                                               const struct slackline_gpu_range *range,
@@ -2601,8 +2601,8 @@ slackline_status slackline_reader_pull_to_gpu(struct slackline_reader *reader,
                                               struct slackline_fresh *fresh);
 
 /**
- * Has the GPU copy the bytes of a snapshot from `offset` on to a range, behind the work that the stream has now. What
- * the stream gets later waits for the copy. It returns at once, and the snapshot may be destroyed.
+ * Has the GPU copy the bytes of a snapshot from `offset` on to a range, behind the work that the stream has now. Later
+ * work of the stream waits for the copy. It returns at once, and the snapshot may be destroyed.
  */
 slackline_status slackline_snapshot_copy_to_gpu(const struct slackline_snapshot *snapshot,
                                                 uint64_t offset,
@@ -2610,7 +2610,7 @@ slackline_status slackline_snapshot_copy_to_gpu(const struct slackline_snapshot 
 
 /**
  * Has the GPU copy the parameters of the open step, from the byte `offset` of the table on, to a range, behind the
- * work that the stream has now. What the stream gets later waits for the copy. It returns at once.
+ * work that the stream has now. Later work of the stream waits for the copy. It returns at once.
  */
 slackline_status slackline_worker_copy_parameters_to_gpu(struct slackline_worker *worker,
                                                          uint64_t offset,
@@ -2630,7 +2630,7 @@ slackline_status slackline_worker_copy_gradient_from_gpu(struct slackline_worker
  * Publishes the gradient that is in a range, the whole of it in the worker's encoding, straight out of memory of the
  * GPU, behind the work that the stream has now; otherwise as `slackline_worker_publish` under schemes other than
  * "bap". When it returns `SLACKLINE_STATUS_OK` the range may change; the stream does not wait. For workers with `gpu`
- * in their options, or in those of their job.
+ * in their options, or in the options of their job.
  */
 slackline_status slackline_worker_publish_from_gpu(struct slackline_worker *worker,
                                                    const struct slackline_gpu_range *range,
@@ -2674,9 +2674,10 @@ slackline_status slackline_group_address(const struct slackline_group *group,
                                          const char **address);
 
 /**
- * Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of
- * the transports that this member listens at. Where they cannot be read, or are not as many as the members, that is
- * `SLACKLINE_STATUS_BAD_ARGUMENT` and the member listens on. After any other failure the group can only be destroyed.
+ * Meets the other members, which may start in any order: `addresses` are the addresses of all members, in order of
+ * rank, of the transports that this member listens at. Where they cannot be read, or are not as many as the members,
+ * that is `SLACKLINE_STATUS_BAD_ARGUMENT` and the member listens on. After any other failure the group can only be
+ * destroyed.
  */
 slackline_status slackline_group_connect(struct slackline_group *group,
                                          const char *const *addresses,
@@ -2693,13 +2694,13 @@ slackline_status slackline_group_parameters(struct slackline_group *group,
                                             size_t *len);
 
 /**
- * Averages the parameters with those of the members `ranks`, in order and this member's among them, the same list at
- * all of them. Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are
- * left out of the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
+ * Averages the parameters over the members `ranks`, in order and with this member's, the same list at all of them.
+ * Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are left out of
+ * the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
  *
- * After `SLACKLINE_STATUS_DEADLINE` it may be called again for the same round and goes on where it was; with a
- * `timeout_ms` of 0 it does what there is to do and never waits. `SLACKLINE_STATUS_EVICTED` says that the others took
- * this member for dead and go on without it.
+ * After `SLACKLINE_STATUS_DEADLINE` it may be called again for the same round and continues; with a `timeout_ms` of
+ * 0 it does the work that needs no waiting. `SLACKLINE_STATUS_EVICTED` says that the others took this member for
+ * dead and go on without it.
  */
 slackline_status slackline_group_average(struct slackline_group *group,
                                          uint64_t round,
@@ -2736,7 +2737,7 @@ slackline_status slackline_group_leave(struct slackline_group *group,
                                        uint64_t timeout_ms);
 
 /**
- * Frees the member. One that has not left is gone to the others as soon as they find its connection closed. NULL does
+ * Frees the member. The others lose a member that has not left as soon as they find its connection closed. NULL does
  * nothing.
  */
 void slackline_group_destroy(struct slackline_group *group);
@@ -2803,8 +2804,9 @@ slackline_status slackline_job_server(const struct slackline_job *job,
 
 /**
  * Serves until the job is over, and writes the last checkpoint if `checkpoint_folder` is set. After `timeout_ms` that
- * is `SLACKLINE_STATUS_DEADLINE`: call it again, well within the lease. `SLACKLINE_STATUS_JOB_FAILED` says that the
- * job has failed; the message has the cause.
+ * is `SLACKLINE_STATUS_DEADLINE`: call it again, well within the lease. A server that connects to the one that
+ * decides for it takes up to 2 s for each attempt, also where that is longer. `SLACKLINE_STATUS_JOB_FAILED` says
+ * that the job has failed; the message has the cause.
  */
 slackline_status slackline_job_serve(const struct slackline_job *job,
                                      struct slackline_server *server,
@@ -2849,8 +2851,8 @@ slackline_status slackline_job_check(const struct slackline_job *job);
 void slackline_job_destroy(struct slackline_job *job);
 
 /**
- * Hands the log of this library, from `level` on to more serious ones, to `function`. Once per process, and for good:
- * a second time is `SLACKLINE_STATUS_OUT_OF_TURN`. Without it nothing is logged. `user` is passed through.
+ * Hands the log of this library, from `level` on to more serious ones, to `function`. Once per process, permanently:
+ * a second call is `SLACKLINE_STATUS_OUT_OF_TURN`. Without it nothing is logged. `user` is passed through.
  */
 slackline_status slackline_set_log(uint32_t level,
                                    slackline_log_function function,
@@ -2900,8 +2902,8 @@ slackline_status slackline_publisher_address(const struct slackline_publisher *p
                                              const char **address);
 
 /**
- * Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
- * and `slackline_publisher_publish` takes, as the `alignment` in the options has it.
+ * Finds the bytes of tensor number `tensor` in a version: its range in the memory that `slackline_publisher_begin`
+ * lends and `slackline_publisher_publish` takes, with the `alignment` of the options.
  */
 slackline_status slackline_publisher_tensor_range(const struct slackline_publisher *publisher,
                                                   size_t tensor,
@@ -2921,9 +2923,9 @@ slackline_status slackline_publisher_publish(struct slackline_publisher *publish
 /**
  * Lends the memory of the next version, `len` bytes, the whole table, to be written in place and then published by
  * `slackline_publisher_commit`: nothing is copied. It holds some old version. Until the commit readers see the version
- * before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with what was
- * written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid until the
- * next commit, abort, publish or destroy of this publisher.
+ * before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with the bytes
+ * that were written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid
+ * until the next commit, abort, publish or destroy of this publisher.
  */
 slackline_status slackline_publisher_begin(struct slackline_publisher *publisher,
                                            uint64_t timeout_ms,
@@ -2931,15 +2933,16 @@ slackline_status slackline_publisher_begin(struct slackline_publisher *publisher
                                            size_t *len);
 
 /**
- * Publishes what `slackline_publisher_begin` lent as the next version, whose number `version`, unless NULL, becomes.
+ * Publishes the memory that `slackline_publisher_begin` lent as the next version; `version`, unless NULL, becomes its
+ * number.
  */
 slackline_status slackline_publisher_commit(struct slackline_publisher *publisher,
                                             uint64_t *version);
 
 /**
- * Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep
- * the version before it, and the next version has the number that this one would have had. For a copy into that memory
- * which has failed. Without memory that is lent it does nothing.
+ * Gives up the memory that `slackline_publisher_begin` lent: the bytes that were written there are never published,
+ * readers keep the version before it, and the next version has the number that this one would have had. For a copy
+ * into that memory which has failed. Without memory that is lent it does nothing.
  */
 slackline_status slackline_publisher_abort(struct slackline_publisher *publisher);
 
@@ -3003,9 +3006,9 @@ slackline_status slackline_reader_use_memory(struct slackline_reader *reader,
 
 /**
  * Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
- * enough already is kept. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. After a failure there
- * may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` the refresh has ended;
- * one that `slackline_reader_begin_refresh` begins goes on from call to call of `slackline_reader_poll`.
+ * enough already is kept. `fresh`, unless NULL, receives its description; `fresh->size` must be set. After a failure
+ * there may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` the refresh has ended;
+ * a refresh that `slackline_reader_begin_refresh` begins continues from call to call of `slackline_reader_poll`.
  */
 slackline_status slackline_reader_refresh(struct slackline_reader *reader,
                                           uint64_t max_staleness,
@@ -3021,8 +3024,8 @@ slackline_status slackline_reader_refresh_to(struct slackline_reader *reader,
                                              struct slackline_fresh *fresh);
 
 /**
- * Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and
- * the calling thread may do something else in between. There is no copy to read from the moment when a newer version
+ * Begins a `slackline_reader_refresh`, and does not wait for it: `slackline_reader_poll` drives it forward, and the
+ * calling thread may do something else in between. There is no copy to read from the moment when a newer version
  * is found until the refresh has ended. A call that pins, pulls, refreshes or takes a snapshot abandons it.
  */
 slackline_status slackline_reader_begin_refresh(struct slackline_reader *reader,
@@ -3044,7 +3047,7 @@ slackline_status slackline_reader_poll(struct slackline_reader *reader,
 /**
  * The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh of this reader, also one that is only
  * begun, its next `slackline_reader_pull`, `slackline_reader_select`, `slackline_reader_use_memory` or
- * `slackline_reader_reconnect`, or its destroy. Snapshots stay as they are whatever the reader does.
+ * `slackline_reader_reconnect`, or its destroy. No call on the reader changes a snapshot.
  */
 slackline_status slackline_reader_bytes(const struct slackline_reader *reader,
                                         const void **bytes,
@@ -3052,9 +3055,9 @@ slackline_status slackline_reader_bytes(const struct slackline_reader *reader,
 
 /**
  * Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
- * exactly `len` bytes, apart from what `slackline_reader_bytes` lends: one copy over shared memory, two over TCP and
- * RDMA, the first of them to the reader's copy. `fresh`, unless NULL, is told what it is; `fresh->size` must be set.
- * After a failure `bytes` may hold anything.
+ * exactly `len` bytes, beside the copy that `slackline_reader_bytes` lends: one copy over shared memory, two over
+ * TCP and RDMA, the first of them to the reader's copy. `fresh`, unless NULL, receives its description;
+ * `fresh->size` must be set. After a failure `bytes` may hold anything.
  */
 slackline_status slackline_reader_pull(struct slackline_reader *reader,
                                        void *bytes,
@@ -3086,9 +3089,10 @@ slackline_status slackline_reader_newest(struct slackline_reader *reader,
 /**
  * Pins the newest version in the owner's own memory, once it is `version` or a newer one, and lends it, `len` bytes:
  * nothing is copied, and the owner writes other frames meanwhile. Only over shared memory, and of versions in host
- * memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must
- * be set. Valid, and to be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are
- * out of turn. Any number of threads may read the memory at once, until one of them unpins it.
+ * memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, receives its description;
+ * `fresh->size` must be set. Valid, and to be read only, until `slackline_reader_unpin` or destroy; until then
+ * refresh, pull and pin are out of turn. Any number of threads may read the memory at once, until one of them unpins
+ * it.
  */
 slackline_status slackline_reader_pin(struct slackline_reader *reader,
                                       uint64_t version,
@@ -3098,15 +3102,15 @@ slackline_status slackline_reader_pin(struct slackline_reader *reader,
                                       struct slackline_fresh *fresh);
 
 /**
- * Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version,
- * and to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it
+ * Sets `intact` to 1 if all reads so far of the memory that `slackline_reader_pin` lent saw that version, and to 0 if
+ * not. It always was, unless this process was stopped for longer than its lease and the owner took it
  * for dead: ask after the last byte was read, before anything is made of it.
  */
 slackline_status slackline_reader_is_intact(const struct slackline_reader *reader,
                                             uint32_t *intact);
 
 /**
- * Lets go of what `slackline_reader_pin` has pinned. Does nothing if nothing is.
+ * Releases the version that `slackline_reader_pin` has pinned. Does nothing if none is.
  */
 slackline_status slackline_reader_unpin(struct slackline_reader *reader);
 
@@ -3191,8 +3195,8 @@ slackline_status slackline_server_follow(struct slackline_server *server,
                                          uint64_t timeout_ms);
 
 /**
- * Does whatever there is to do without waiting: takes peers in, notices peers that are gone, folds gradients that
- * have come, publishes versions. `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
+ * Does all work that needs no waiting: accepts peers, notices lost peers, folds gradients that have arrived, publishes
+ * versions. `progressed`, unless NULL, becomes 1 if there was work and 0 if not.
  */
 slackline_status slackline_server_progress(struct slackline_server *server,
                                            uint32_t *progressed);
@@ -3359,7 +3363,7 @@ slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
                                         uint64_t *end);
 
 /**
- * Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
+ * Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are as in the options of a
  * publisher; versions are encrypted over TCP if SLACKLINE_TCP_ENCRYPT is 1. The tables are the caller's, to be
  * destroyed; on failure it is NULL.
  */
@@ -3374,8 +3378,8 @@ slackline_status slackline_tables_listen(const char *address,
 slackline_status slackline_tables_address(const struct slackline_tables *tables, const char **address);
 
 /**
- * Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
- * `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher
+ * Begins to serve a table there, by the name in `options->table`, which no other table has. Otherwise as
+ * `slackline_publisher_create`, except that the secret and its encryption are those of the tables. The publisher
  * may outlive them.
  */
 slackline_status slackline_tables_publisher(const struct slackline_tables *tables,
@@ -3385,7 +3389,7 @@ slackline_status slackline_tables_publisher(const struct slackline_tables *table
                                             struct slackline_publisher **publisher);
 
 /**
- * Ends what `slackline_tables_listen` began, once all publishers of it are gone. NULL does nothing.
+ * Ends the listener of `slackline_tables_listen`, once all its publishers are gone. NULL does nothing.
  */
 void slackline_tables_destroy(struct slackline_tables *tables);
 
@@ -3409,8 +3413,8 @@ slackline_status slackline_publisher_commit_recorded(struct slackline_publisher 
                                                      const char **publication);
 
 /**
- * Lends the record of the read: one line of JSON without its end, which says what was asked for, what came, and when.
- * The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed.
+ * Lends the record of the read: one line of JSON without its end, with the request, the result and the time.
+ * The first call computes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed.
  * `slackline_reader_certificate` has the records of other reads.
  */
 slackline_status slackline_snapshot_certificate(const struct slackline_snapshot *snapshot,
@@ -3418,7 +3422,7 @@ slackline_status slackline_snapshot_certificate(const struct slackline_snapshot 
 
 /**
  * Lends the record of the reader's last read that is no snapshot, a refresh, pull or pin which has succeeded, as
- * `slackline_snapshot_certificate` does. `bytes` and `len` are what that read gave: the memory that
+ * `slackline_snapshot_certificate` does. `bytes` and `len` are the result of that read: the memory that
  * `slackline_reader_bytes` or `slackline_reader_pin` lends, or that `slackline_reader_pull` has filled. Of a pinned
  * version ask `slackline_reader_is_intact` afterwards. Refreshes are on record as the reads of a reader of their own,
  * since they keep a copy that is fresh enough. Valid until the next call of this function or destroy of this reader.
@@ -3429,17 +3433,17 @@ slackline_status slackline_reader_certificate(struct slackline_reader *reader,
                                               const char **certificate);
 
 /**
- * Judges records by what they say alone, as the program `slackline check` does: whether each read was whole, as fresh
- * as was asked for, and in order. `trace` is text of lines, the records of any number of publishers and readers in any
- * order; blank lines count for nothing. `clock_error_ms` is the most by which the clocks of two hosts differ: 0 for
- * processes of one host. `verdict->size` must be set.
+ * Judges records from their content alone, as the program `slackline check` does: whether each read was whole, as
+ * fresh as requested, and in order. `trace` is text of lines, the records of any number of publishers and readers in
+ * any order; blank lines count for nothing. `clock_error_ms` is the most by which the clocks of two hosts differ: 0
+ * for processes of one host. `verdict->size` must be set.
  *
  * `violations`, unless NULL, becomes text of a line for each violation, as many whole lines as fit `room` with a zero
  * behind them: `verdict->text_bytes` is the room for all.
  *
- * A last line without its end that is the beginning of a record, or comes behind records, is that of a process that
- * was killed while it wrote it: it is left out, and `verdict->unfinished` says so. A violation is no failure of the
- * call. `SLACKLINE_STATUS_BAD_ARGUMENT`: another line is no record, or there is no record at all.
+ * A last line without its end that is the beginning of a record, or comes behind records, comes from a process that
+ * was killed while it wrote the line: it is left out, and `verdict->unfinished` says so. A violation is no failure
+ * of the call. `SLACKLINE_STATUS_BAD_ARGUMENT`: another line is no record, or there is no record at all.
  */
 slackline_status slackline_check(const char *trace,
                                  uint64_t clock_error_ms,
@@ -3481,7 +3485,7 @@ slackline_status slackline_publisher_set_tag(struct slackline_publisher *publish
                                              const struct slackline_tag *tag);
 
 /**
- * Writes the statuses of at most `room` readers to `statuses`, and the number of all that are in to `count`.
+ * Writes the statuses of at most `room` readers to `statuses`, and the number of all present readers to `count`.
  */
 slackline_status slackline_publisher_readers(const struct slackline_publisher *publisher,
                                              struct slackline_reader_status *statuses,
@@ -3640,13 +3644,13 @@ slackline_status slackline_worker_connect(const char *const *addresses,
                                           struct slackline_worker **worker);
 
 /**
- * Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST`
- * or `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
- * there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing
- * had not returned was applied once or not at all, and is never sent again. After a failure every call is out of
- * turn until this one succeeds. Memory of `slackline_worker_use_memory` to which a GPU still copies for the
- * connections before is left to it: the worker goes on in memory of its own, which begin gives, until it is given
- * memory again. A worker of a job calls `slackline_job_reconnect` instead.
+ * Leaves all servers and connects again, to the servers of all shards in any order: after
+ * `SLACKLINE_STATUS_SERVER_LOST` or `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It
+ * keeps trying while a server is not there yet. The worker goes on at the clock at which the servers are; begin
+ * tells it. A gradient whose publishing had not returned was applied once or not at all, and is never sent again.
+ * After a failure every call is out of turn until this one succeeds. Memory of `slackline_worker_use_memory` to
+ * which a GPU still copies for the connections before is left to it: the worker goes on in memory of its own, which
+ * begin gives, until it is given memory again. A worker of a job calls `slackline_job_reconnect` instead.
  */
 slackline_status slackline_worker_reconnect(struct slackline_worker *worker,
                                             const char *const *addresses,
@@ -3682,8 +3686,8 @@ slackline_status slackline_worker_get_staleness(const struct slackline_worker *w
                                                 struct slackline_staleness *staleness);
 
 /**
- * Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a
- * computation it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
+ * Drives a gradient forward that is on its way, without waiting: it is called between pieces of a computation, for
+ * gradients that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
  * `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
  */
 slackline_status slackline_worker_progress(struct slackline_worker *worker,
@@ -3710,8 +3714,8 @@ slackline_status slackline_worker_use_memory(struct slackline_worker *worker,
                                              void *context);
 
 /**
- * Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker
- * whose last gradients count is destroyed.
+ * Waits until every server has folded in, or dropped, all published gradients of this worker: call it before you
+ * destroy a worker whose last gradients count.
  */
 slackline_status slackline_worker_flush(struct slackline_worker *worker,
                                         uint64_t timeout_ms);

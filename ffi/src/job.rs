@@ -174,8 +174,9 @@ pub unsafe extern "C" fn slackline_job_server(
 }
 
 /// Serves until the job is over, and writes the last checkpoint if `checkpoint_folder` is set. After `timeout_ms` that
-/// is `SLACKLINE_STATUS_DEADLINE`: call it again, well within the lease. `SLACKLINE_STATUS_JOB_FAILED` says that the
-/// job has failed; the message has the cause.
+/// is `SLACKLINE_STATUS_DEADLINE`: call it again, well within the lease. A server that connects to the one that
+/// decides for it takes up to 2 s for each attempt, also where that is longer. `SLACKLINE_STATUS_JOB_FAILED` says
+/// that the job has failed; the message has the cause.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_serve(
     job: *const slackline_job,

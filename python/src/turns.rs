@@ -1,5 +1,6 @@
 //! An object at which the threads of Python take turns.
 
+use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::ThreadId;
@@ -15,6 +16,26 @@ pub(crate) struct Turns<T> {
     value: Mutex<T>,
     /// The thread of Python whose turn it is.
     holder: Mutex<Option<ThreadId>>,
+    /// The threads of Python that wait, in the order in which they came.
+    queue: Mutex<VecDeque<ThreadId>>,
+}
+
+/// A thread in the queue, which leaves it with this.
+struct Queued<'a> {
+    queue: &'a Mutex<VecDeque<ThreadId>>,
+    own: ThreadId,
+}
+
+impl Queued<'_> {
+    fn is_next(&self) -> bool {
+        locked(self.queue).front() == Some(&self.own)
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        locked(self.queue).retain(|thread| *thread != self.own);
+    }
 }
 
 /// The turn of a thread of Python.
@@ -25,11 +46,12 @@ pub(crate) struct Turn<'a, T> {
 
 impl<T> Turns<T> {
     pub(crate) fn new(value: T) -> Turns<T> {
-        Turns { value: Mutex::new(value), holder: Mutex::new(None) }
+        Turns { value: Mutex::new(value), holder: Mutex::new(None), queue: Mutex::default() }
     }
 
-    /// Waits until other threads have left it; without a deadline for as long as their calls take. Fails at once in a
-    /// thread whose turn it is already: a handler of a signal runs in the call that it interrupts.
+    /// Waits until other threads have left it, in the order of their calls; without a deadline for as long as these
+    /// take. Fails at once in a thread whose turn it is already: a handler of a signal runs in the call that it
+    /// interrupts. Fails, too, once the interpreter ends: threads that have not left it by then never do.
     ///
     /// No thread whose turn it is waits for the interpreter while it holds another lock.
     pub(crate) fn wait(
@@ -40,8 +62,10 @@ impl<T> Turns<T> {
     ) -> PyResult<Turn<'_, T>> {
         let own = std::thread::current().id();
         let mut looked = Instant::now();
+        let queued = self.enter(own);
         loop {
-            if let Some(value) = self.take() {
+            let is_next = queued.as_ref().is_none_or(Queued::is_next);
+            if is_next && let Some(value) = self.take() {
                 *locked(&self.holder) = Some(own);
                 return Ok(Turn { value, holder: &self.holder });
             }
@@ -59,9 +83,25 @@ impl<T> Turns<T> {
             py.detach(|| std::thread::sleep(Duration::from_micros(500)));
             if looked.elapsed() >= SLICE {
                 py.check_signals()?;
+                if is_ending(py) {
+                    let cause = "the interpreter ends, and another thread was in a call of this object";
+                    let remedy = "end and join threads before the program ends";
+                    return Err(Failure::out_of_turn(operation, cause, remedy).into());
+                }
                 looked = Instant::now();
             }
         }
+    }
+
+    /// Joins the queue. `None` in a thread that waits there already, in a call which the handler of a signal
+    /// interrupts: that call goes on after this one, which therefore takes any moment.
+    fn enter(&self, own: ThreadId) -> Option<Queued<'_>> {
+        let mut queue = locked(&self.queue);
+        if queue.contains(&own) {
+            return None;
+        }
+        queue.push_back(own);
+        Some(Queued { queue: &self.queue, own })
     }
 
     /// Takes it if no thread has it, for less than a call of Python.
@@ -82,6 +122,12 @@ impl<T> Turns<T> {
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the interpreter is ending, and runs no other thread any more.
+fn is_ending(py: Python<'_>) -> bool {
+    let asked = || py.import("sys")?.call_method0("is_finalizing")?.extract::<bool>();
+    asked().unwrap_or(true)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

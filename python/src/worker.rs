@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyIterator;
@@ -23,7 +23,7 @@ use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
 use crate::source::Given;
 use crate::table::{Layout, TensorSpec};
 use crate::view::ArrayView;
-use crate::wait::{Deadline, idle as way_to_idle, in_thread, timeout as seconds};
+use crate::wait::{Deadline, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
 use crate::working::{Working, abandon, copied};
 
 const STEPPING: &str = "waiting for parameters";
@@ -33,6 +33,21 @@ const BEFORE_PUBLISHING: &str = "waiting to publish a gradient";
 const FLUSHING: &str = "waiting for the server to apply the last gradients";
 
 const COPYING: &str = "copying parameters into arrays";
+
+/// The time that rank 0 has to tell why a server is gone: the job may have failed.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The cause of the loss of a server, as far as rank 0 tells it; other errors stay as they are.
+fn caused(py: Python<'_>, job: &Job, error: PyErr) -> PyErr {
+    let is_loss = error.get_type(py).name().is_ok_and(|name| name == "PeerGone");
+    let told = |slice: Duration| {
+        job.check()?;
+        std::thread::sleep(slice.min(Duration::from_millis(20)));
+        Ok(None::<()>)
+    };
+    let waited = if is_loss { in_slices(py, Deadline::of(LAST_WORDS), told) } else { Ok(None) };
+    waited.err().unwrap_or(error)
+}
 
 /// Reads parameters and publishes gradients, one step after the other.
 ///
@@ -48,6 +63,8 @@ pub(crate) struct PyWorker {
     layout: Arc<Layout>,
     /// The job that this is a worker of, where it is.
     job: Option<Arc<Job>>,
+    /// Rank 0 was told that this worker has finished, and it has begun no step since.
+    has_finished: AtomicBool,
 }
 
 impl PyWorker {
@@ -57,7 +74,12 @@ impl PyWorker {
         gpu: Option<gpu::Named>,
     ) -> Result<PyWorker, Failure> {
         let layout = Layout::of(worker.table())?;
-        Ok(PyWorker { working: Arc::new(Working::new(worker, gpu)?), layout, job })
+        Ok(PyWorker {
+            working: Arc::new(Working::new(worker, gpu)?),
+            layout,
+            job,
+            has_finished: AtomicBool::new(false),
+        })
     }
 
     fn flush_until(&self, py: Python<'_>, deadline: Deadline) -> PyResult<()> {
@@ -128,6 +150,7 @@ impl PyWorker {
                 return Err(Failure::out_of_turn(STEPPING, "a step is open", "leave its block first").into());
             }
             abandon(worker)?;
+            self.has_finished.store(false, Ordering::Relaxed);
             let view = closing.until(py, STEPPING, deadline, |slice| Ok(worker.step(slice)?.suspend()))?;
             if let Some(targets) = &targets {
                 py.detach(|| self.working.copy_parameters(worker, targets))?;
@@ -174,7 +197,11 @@ impl PyWorker {
         const FINISHING: &str = "finishing a job";
         let none = || Failure::out_of_turn(FINISHING, "this worker is of no job", "close it");
         let (deadline, job) = (Deadline::after(timeout)?, self.job.as_ref().ok_or_else(none)?);
-        self.flush_until(py, deadline)?;
+        // The servers may have left since, at the end of the job.
+        if !self.has_finished.load(Ordering::Relaxed) {
+            self.flush_until(py, deadline).map_err(|error| caused(py, job, error))?;
+            self.has_finished.store(true, Ordering::Relaxed);
+        }
         let closing = &self.working.closing;
         self.working.with(py, FINISHING, Some(deadline), |worker| {
             let over = |slice| Ok(job.finish(worker, slice)?.then_some(()));

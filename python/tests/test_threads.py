@@ -53,6 +53,50 @@ def together(*works: Work, seconds: float = 1.0) -> None:
         raise errors[0]
 
 
+def test_a_thread_that_calls_in_a_loop_lets_others_in(pair: Pair) -> None:
+    _publisher, reader = pair
+    is_over = threading.Event()
+
+    def loop() -> None:
+        while not is_over.is_set():
+            reader.latest()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        for _ in range(20):
+            reader.latest(timeout=20)
+            assert reader.epoch != 0
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_program_ends_though_a_daemon_thread_is_in_a_call_of_what_is_closed_last(pair: Pair) -> None:
+    publisher, _reader = pair
+    program = """
+import sys, threading, time
+import slackline
+
+class Weights:
+    def __init__(self):
+        self.reader = slackline.Reader(sys.argv[1])
+        threading.Thread(target=self.wait, daemon=True).start()
+        time.sleep(0.3)
+
+    def wait(self):
+        self.reader.pull(min_version=99, timeout=1000)
+
+    def __del__(self):
+        self.reader.close()
+
+# It is torn down late.
+sys.weights = Weights()
+"""
+    done = subprocess.run([sys.executable, "-c", program, publisher.address], capture_output=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
 def turned_away(work: Work, *causes: str) -> bool:
     """True if the work was done, and False if it was out of turn for one of these causes, which others' calls are."""
     try:

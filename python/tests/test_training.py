@@ -135,6 +135,8 @@ else:
                 worker.finish(timeout=0.1)
             except slackline.DeadlineError as error:
                 assert "within 100ms: the other processes of the job have not finished; " in str(error), error
+            # Long enough for the job to end, and for the server to leave.
+            time.sleep(2.5)
         else:
             time.sleep(1)
         worker.finish()

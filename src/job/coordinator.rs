@@ -148,7 +148,13 @@ impl Attendance {
                 }
                 self.served.join(who, now);
             }
-            HubEvent::Announced(_) => {}
+            HubEvent::Announced(_) => {
+                if let Role::Server(_) = who {
+                    // It has counted the workers that it expects: they have to come to it, too.
+                    let is_here = |worker| self.roster.member(Role::Worker(worker)).is_some();
+                    self.served.expect_at(who, is_here);
+                }
+            }
             HubEvent::Said(_, message) => self.receive(who, &message, now),
             HubEvent::Left { member, reason } => {
                 self.served.lose(who, now);
@@ -274,8 +280,9 @@ impl Attendance {
         };
         let is_worker = |role: &Role| matches!(role, Role::Worker(_));
         let lost = absent().filter(|(role, _, lost)| is_worker(role) && *lost).count();
-        // Lost workers do not hold up the finished ones.
-        if finished > 0 && finished + lost == self.finished.len() {
+        // Lost workers do not hold up the finished ones. A lost server that may come back does: without its last
+        // versions the job has no result.
+        if finished > 0 && finished + lost == self.finished.len() && has_servers {
             return Some(FromCoordinator::Over);
         }
         let all_lost = lost == self.finished.len();
@@ -399,6 +406,44 @@ mod tests {
         assert_eq!(attendance.end(now), None);
         attendance.take(said(3, &FromMember::Finished), now);
         assert_eq!(attendance.end(now), Some(FromCoordinator::Over));
+    }
+
+    #[test]
+    fn a_job_that_has_lost_a_server_is_not_over_before_that_is_back() {
+        let now = Instant::now();
+        let finished = || {
+            let mut attendance = complete(plan().reconnect(true), now);
+            attendance.take(in_at_the_server(&[0, 1]), now);
+            attendance.take(said(2, &FromMember::Finished), now);
+            attendance.take(left(1, MemberRole::Server, 0), now);
+            attendance.take(left(3, MemberRole::Worker, 1), now);
+            assert_eq!(attendance.end(now), None);
+            attendance
+        };
+        let mut attendance = finished();
+        attendance.take(HubEvent::Joined(member(4, MemberRole::Server, 0)), now);
+        assert_eq!(attendance.end(now), Some(FromCoordinator::Over));
+        let why = abort(finished().end(now + TIMEOUT));
+        assert!(why.starts_with("the server of shard 0 was lost and did not come back"), "{why}");
+    }
+
+    #[test]
+    fn a_worker_that_never_comes_to_a_server_that_is_back_ends_the_job() {
+        let now = Instant::now();
+        let mut attendance = complete(plan().reconnect(true), now);
+        attendance.take(HubEvent::Announced(member(1, MemberRole::Server, 0)), now);
+        attendance.take(in_at_the_server(&[0, 1]), now);
+        attendance.take(left(1, MemberRole::Server, 0), now);
+        attendance.take(HubEvent::Joined(member(4, MemberRole::Server, 0)), now);
+        attendance.take(HubEvent::Announced(member(4, MemberRole::Server, 0)), now);
+        let come = |workers: &[u32]| {
+            said(4, &FromMember::Workers { workers: workers.to_vec(), come: workers.to_vec() })
+        };
+        attendance.take(come(&[0]), now);
+        attendance.take(left(3, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now + TIMEOUT / 2), None);
+        let why = abort(attendance.end(now + TIMEOUT));
+        assert!(why.starts_with("worker 1 was lost before it came to the servers"), "{why}");
     }
 
     #[test]

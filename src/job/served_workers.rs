@@ -50,6 +50,14 @@ impl ServedWorkers {
         self.look(now);
     }
 
+    /// The server of `who` begins once all workers that are members now have come to it. Those that came to an earlier
+    /// incarnation of it and are lost are not expected.
+    pub(super) fn expect_at(&mut self, who: Role, is_member: impl Fn(u32) -> bool) {
+        for (_, servers) in (0..).zip(&mut self.have_come).filter(|(worker, _)| is_member(*worker)) {
+            servers.retain(|server| *server != who);
+        }
+    }
+
     /// A process has joined. A worker begins again; where a server comes back, workers that wait for it have their time
     /// from now on.
     pub(super) fn join(&mut self, who: Role, now: Instant) {

@@ -72,9 +72,10 @@ impl Job {
     }
 
     /// Drives a server of this job until the job is over, at most `timeout`: false if it is not over by then, and the
-    /// call can be repeated. At the end of the job the server writes its last checkpoint, if it keeps any, and rank 0
-    /// waits until the others have heard of the end: that takes longer than `timeout`, and at most the plan's
-    /// [`timeout`](super::JobPlan::timeout) and 10 s.
+    /// call can be repeated. A server that connects to the one that decides for it takes up to 2 s for each attempt,
+    /// also where that is longer than `timeout`. At the end of the job the server writes its last checkpoint, if it
+    /// keeps any, and rank 0 waits until the others have heard of the end: that takes longer than `timeout`, and at
+    /// most the plan's [`timeout`](super::JobPlan::timeout) and 10 s.
     ///
     /// # Errors
     /// [`JobError::Failed`] with the cause if the job failed, [`JobError::Lost`] if rank 0 is gone; the error of the

@@ -83,7 +83,8 @@ impl<C: Conversation> JobMember<C> {
     }
 
     /// Lets a server work for a moment, at most `time`, once it is connected to the server that decides for it. Returns
-    /// the answer of `until`.
+    /// the answer of `until`. An attempt to connect to that server has its own time, however short `time` is: a
+    /// handshake that is given up begins from nothing.
     ///
     /// # Errors
     /// The server cannot go on; the deciding server is another incarnation than before.
@@ -115,7 +116,7 @@ impl<C: Conversation> JobMember<C> {
         };
         let TransportChoice { kind, address, .. } = &choices[0];
         let within = if *kind == TransportKind::Verbs { FOLLOW_TRY_BY_RDMA } else { FOLLOW_TRY };
-        match server.follow(address, time.min(within)) {
+        match server.follow(address, within) {
             Err(error @ (Error::AnotherIncarnation { .. } | Error::Shards { .. })) => Err(error.into()),
             Err(Error::Connect(error)) if self.pass_over(plan, &error).is_some() => Ok(()),
             // It may still be about to listen, or be gone.

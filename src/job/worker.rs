@@ -209,11 +209,19 @@ impl JobWorker<'_> {
     /// The gradients are not applied within the plan's timeout, a server is lost permanently, or the job failed:
     /// [`JobError::Failed`] has the cause.
     pub fn finish(mut self) -> Result<(), JobError> {
+        let mut has_finished = false;
         loop {
-            self.work.flush().map_err(|error| self.failed(error))?;
+            match self.work.flush() {
+                // Rank 0 has ended the job while this worker came back to a server.
+                Err(JobError::Wait(WaitError::Ended(end @ End::Dismissed))) if has_finished => {
+                    return self.job.over(end).map(drop);
+                }
+                flushed => flushed.map_err(|error| self.failed(error))?,
+            }
             if self.attend()? {
                 return Ok(());
             }
+            has_finished = true;
         }
     }
 

@@ -54,7 +54,6 @@ type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 #[derive(Debug)]
 pub struct Tables<T: Transport> {
     transport: T,
-    address: Address,
     hub: Arc<TableHub<T>>,
 }
 
@@ -65,13 +64,12 @@ impl<T: Transport + Clone> Tables<T> {
     /// The address cannot be had.
     pub fn listen(transport: T, address: &Address) -> Result<Tables<T>, ConnectError> {
         let listener = transport.listen(address)?;
-        let address = listener.address();
-        Ok(Tables { transport, address, hub: TableHub::new(listener) })
+        Ok(Tables { transport, hub: TableHub::new(listener) })
     }
 
     /// The address at which all tables are reached.
     pub fn address(&self) -> &Address {
-        &self.address
+        &self.hub.address
     }
 
     /// The names of the tables that are served now; none in a forked child, which serves none.
@@ -146,7 +144,7 @@ impl<T: Transport> Transport for Named<T> {
         if sharing.tables.contains_key(&self.name) {
             let taken = format!("a table called `{}` is served there already", self.name);
             let source = io::Error::new(io::ErrorKind::AddrInUse, taken);
-            let (address, remedy) = (sharing.listener.address(), "give each table a name of its own");
+            let (address, remedy) = (hub.address.clone(), "give each table a name of its own");
             return Err(ConnectError::System { operation, address, source, remedy });
         }
         sharing.tables.insert(self.name.clone(), VecDeque::new());
@@ -217,13 +215,16 @@ impl<T: Transport> std::fmt::Debug for SharedListener<T> {
 #[derive(Debug)]
 struct TableHub<T: Transport> {
     guard: ForkGuard,
+    /// The address of the listener, which stays the same.
+    address: Address,
     shared: Mutex<SharedListener<T>>,
 }
 
 impl<T: Transport> TableHub<T> {
     fn new(listener: T::Listener) -> Arc<TableHub<T>> {
+        let address = listener.address();
         let shared = Mutex::new(SharedListener { listener, tables: BTreeMap::new() });
-        Arc::new(TableHub { guard: ForkGuard::new(), shared })
+        Arc::new(TableHub { guard: ForkGuard::new(), address, shared })
     }
 
     fn lock(&self) -> MutexGuard<'_, SharedListener<T>> {
@@ -281,7 +282,7 @@ impl<T: Transport> Listener for NamedListener<T> {
     type Incoming = NamedIncoming<T>;
 
     fn address(&self) -> Address {
-        self.hub.lock().listener.address()
+        self.hub.address.clone()
     }
 
     fn poll(&mut self, now: Instant) -> Option<NamedIncoming<T>> {

@@ -23,8 +23,8 @@ pub(crate) fn no_version_is_torn_from_gpu_to_gpu(scene: &Scene) -> Outcome<()> {
 pub(crate) fn no_version_of_a_kernel_that_publishes_is_torn(scene: &Scene) -> Outcome<()> {
     // Whole words.
     const WHOLE: usize = BYTES / 8 * 8;
-    // A copy within the GPU waits until the kernel is taken off it, and finds its frame overwritten. An engine of its own
-    // copies to host memory.
+    // A copy within the GPU waits until the kernel is taken off it, and finds its frame overwritten. An engine of its
+    // own copies to host memory.
     litmus(scene, ("publish", "run-kernel", WHOLE), (scene.reads.0 / 100).max(30), into_host_memory)
 }
 

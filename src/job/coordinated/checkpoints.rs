@@ -174,9 +174,9 @@ impl<C: Caller> Coordinator<C> {
         self.servers.iter().any(made) && self.servers.iter().all(|server| server.report.diverged.is_none())
     }
 
-    /// The first server that still has a last checkpoint to write. A server that has not begun has nothing to keep.
-    fn first_to_close(&self) -> Option<usize> {
-        self.open_servers().map(|(shard, _)| shard).find(|shard| self.servers[*shard].disk.serves)
+    /// The servers that still have a last checkpoint to write. A server that has not begun has nothing to keep.
+    fn still_to_close(&self) -> impl Iterator<Item = usize> {
+        self.open_servers().map(|(shard, _)| shard).filter(|shard| self.servers[*shard].disk.serves)
     }
 
     /// Has all servers write their last checkpoint, and waits for that, at most `within`, or [`LAST_CHECKPOINT_WITHIN`]
@@ -189,7 +189,7 @@ impl<C: Caller> Coordinator<C> {
         self.order_servers(&Order::Close, |_| true);
         let (mut deadline, mut told) = (Instant::now() + within, within);
         let mut is_hurried = false;
-        while self.first_to_close().is_some() && Instant::now() < deadline {
+        while self.still_to_close().next().is_some() && Instant::now() < deadline {
             self.hub.wait(LOOK_EVERY);
             let members = Members { roster: &self.roster, servers: &self.servers, workers: &self.workers };
             if !is_hurried && matches!(self.caller.turn(&members), Ok(Wish::Stop) | Err(_)) {
@@ -203,7 +203,7 @@ impl<C: Caller> Coordinator<C> {
                 self.hear_closing(who, event);
             }
         }
-        if let Some(shard) = self.first_to_close() {
+        for shard in self.still_to_close().collect::<Vec<_>>() {
             let wrote = self.newest_on_disk(shard);
             let error = format!("the last checkpoint was not written within {told:?}; {wrote}");
             self.hear_failure(shard, 1, &error);
@@ -277,36 +277,45 @@ mod tests {
 
     /// A job whose server keeps checkpoints, and that is not there yet.
     fn keeping(timeout: Duration) -> Coordinator<Watches> {
-        let mut plan = coordination(4, 1);
-        plan.worker.plan = JobPlan::servers(1).timeout(timeout);
+        keeping_shards(1, timeout)
+    }
+
+    /// The same with so many servers.
+    fn keeping_shards(shards: u32, timeout: Duration) -> Coordinator<Watches> {
+        let mut plan = coordination(16 * shards as usize, 1);
+        plan.worker.plan = JobPlan::servers(shards).timeout(timeout);
         let order = plan.server.as_mut().unwrap();
         order.checkpoint = Some(CheckpointOrder::new("folder".into(), 1, Resume::Never));
         Coordinator::open(plan, Watches::default()).unwrap()
     }
 
-    /// The settings of the server of shard 0.
-    fn server() -> MemberOptions {
+    /// The settings of the server of this shard.
+    fn server(shard: u32) -> MemberOptions {
         let (role, checkpoint) = (MemberRole::Server, Arc::new(AtomicBool::new(false)));
-        MemberOptions { role, role_rank: Some(0), rank: None, secret: None, checkpoint, timeout: TIMEOUT }
+        MemberOptions { role, role_rank: Some(shard), rank: None, secret: None, checkpoint, timeout: TIMEOUT }
     }
 
     /// Lets the server join, which does nothing by itself.
-    fn join(job: &mut Coordinator<Watches>) -> CoordinatedMember {
+    fn join(job: &mut Coordinator<Watches>, shard: u32) -> CoordinatedMember {
         let address = job.hub.address().to_string();
         let member = std::thread::scope(|scope| {
-            let joining = scope.spawn(|| CoordinatedMember::join(&address, server()).unwrap());
+            let joining = scope.spawn(|| CoordinatedMember::join(&address, server(shard)).unwrap());
             turn_until(job, |_| joining.is_finished());
             joining.join().unwrap()
         });
-        turn_until(job, |job| job.roster.member(Role::Server(0)).is_some());
+        turn_until(job, |job| job.roster.member(Role::Server(shard)).is_some());
         member
     }
 
     /// Lets the server join and begin.
     fn serve(job: &mut Coordinator<Watches>) -> CoordinatedMember {
-        let member = join(job);
+        serve_shard(job, 0)
+    }
+
+    fn serve_shard(job: &mut Coordinator<Watches>, shard: u32) -> CoordinatedMember {
+        let member = join(job, shard);
         member.say(Message::Began(None));
-        turn_until(job, |job| job.servers[0].disk.serves);
+        turn_until(job, |job| job.servers[shard as usize].disk.serves);
         member
     }
 
@@ -362,9 +371,20 @@ mod tests {
     }
 
     #[test]
+    fn each_last_checkpoint_that_is_not_written_counts() {
+        let mut job = keeping_shards(2, TIMEOUT);
+        let _silent = [0, 1].map(|shard| serve_shard(&mut job, shard));
+        job.close(Duration::ZERO);
+        assert_eq!(job.failed_checkpoints().0, 2);
+        let tells =
+            |shard: u32| job.caller.warned.iter().any(|line| line.starts_with(&format!("shard {shard}: ")));
+        assert!(tells(0) && tells(1), "{:?}", job.caller.warned);
+    }
+
+    #[test]
     fn a_server_that_has_not_begun_has_no_last_checkpoint_to_wait_for() {
         let mut job = keeping(TIMEOUT);
-        let member = join(&mut job);
+        let member = join(&mut job, 0);
         job.close(Duration::ZERO);
         assert_eq!(job.failed_checkpoints(), (0, None));
         // Nor has a server that is started again.
@@ -372,7 +392,7 @@ mod tests {
         let mut job = keeping(TIMEOUT);
         drop(serve(&mut job));
         turn_until(&mut job, |job| job.roster.member(Role::Server(0)).is_none());
-        let _again = join(&mut job);
+        let _again = join(&mut job, 0);
         job.close(Duration::ZERO);
         assert_eq!(job.failed_checkpoints(), (0, None));
     }
@@ -387,7 +407,7 @@ mod tests {
         job.servers[0].disk.serves = true;
         let began = Instant::now();
         std::thread::scope(|scope| {
-            let joining = scope.spawn(|| CoordinatedMember::join(&address, server()).unwrap());
+            let joining = scope.spawn(|| CoordinatedMember::join(&address, server(0)).unwrap());
             while job.roster.member(Role::Server(0)).is_none() {
                 assert!(began.elapsed() < TIMEOUT, "it does not join");
                 job.hub.wait(LOOK_EVERY);
@@ -427,7 +447,7 @@ mod tests {
         // It dies before it has written that.
         drop(member);
         turn_until(&mut job, |job| job.roster.member(Role::Server(0)).is_none());
-        let member = join(&mut job);
+        let member = join(&mut job, 0);
         member.say(Message::Began(Some(Origin { version: 5, clock: 5, instead_of: None })));
         turn_until(&mut job, |_| member.wants_checkpoint());
         job.hear_server(0, ServerReport { version: 6, checkpointed: Some(6), ..ServerReport::default() });

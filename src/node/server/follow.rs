@@ -130,12 +130,14 @@ impl<T: Transport> Server<T> {
             Link::<T::Endpoint>::shake_hands(transport, decider, hello, (Vec::new(), None), deadline, timeout)
                 .await
         };
-        let (endpoint, received, welcome) = retry(&runtime, deadline, may_pass, connect).await?;
+        let (mut endpoint, received, welcome) = retry(&runtime, deadline, may_pass, connect).await?;
         let wrong = |what: &str| Error::Shards { reason: format!("{decider} {what}") };
         let is_ours = welcome.table == *self.shard.table() && welcome.shards == self.shard.shards();
         if welcome.shard != 0 || !is_ours {
             return Err(wrong("does not hold shard 0 of this server's table"));
         }
+        // As long as workers: an outage that they sit out ends no following either.
+        endpoint.allow_silence(Duration::from_nanos(welcome.lease_ns));
         let scratch = transport.allocate(DecisionReader::SCRATCH_BYTES, Access::LOCAL)?;
         let follow = DecisionReader::new(&welcome, &received.grants, scratch.whole())
             .map_err(|error| wrong(&format!("granted too little: {error}")))?;

@@ -153,8 +153,8 @@ const SOFT_ROCE: u32 = 0xFF_FFFF;
 /// The vendor ID of Broadcom's adapters.
 const BROADCOM: u32 = 0x14E4;
 
-/// Whether devices of this vendor raise no event when a serving queue pair breaks, under this release of Linux. One that
-/// cannot be read counts as a newer one.
+/// Whether devices of this vendor raise no event when a serving queue pair breaks, under this release of Linux. One
+/// that cannot be read counts as a newer one.
 fn breaks_silently(vendor: u32, release: &str) -> bool {
     let mut numbers = release.split(|digit: char| !digit.is_ascii_digit()).map(|number| number.parse().ok());
     let version: (Option<u32>, Option<u32>) = (numbers.next().flatten(), numbers.next().flatten());
@@ -687,7 +687,7 @@ mod tests {
     }
 
     #[test]
-    fn broadcoms_pairs_break_silently_before_linux_6_7_and_those_of_soft_roce_always() {
+    fn pairs_break_silently_on_soft_roce_and_on_broadcoms_before_linux_6_7() {
         let vendors = |release| [SOFT_ROCE, BROADCOM, 0x15B3].map(|vendor| breaks_silently(vendor, release));
         for release in ["5.15.0-91-generic", "6.1.0", "6.6.30-rt30+"] {
             assert_eq!(vendors(release), [true, true, false], "{release}");

@@ -110,8 +110,8 @@ fn rank(gid: &Gid, route: Option<IpAddr>) -> GidOrder {
 /// The best entry for the local address, where `route` is this host's address on the route to the peer; or the entry
 /// number `wanted`. `None` if no entry is usable.
 ///
-/// In this order: routed (RoCE v2 before v1), its interface is up, an address of this network namespace, on the route to
-/// the peer, not link-local, IPv4 before IPv6, and the first of equal entries.
+/// In this order: routed (RoCE v2 before v1), its interface is up, an address of this network namespace, on the route
+/// to the peer, not link-local, IPv4 before IPv6, and the first of equal entries.
 pub(super) fn choose(gids: &[Gid], route: Option<IpAddr>, wanted: Option<u16>) -> Option<GidChoice> {
     if let Some(index) = wanted {
         let gid = gids.iter().find(|gid| gid.index == index && !gid.is_empty())?;

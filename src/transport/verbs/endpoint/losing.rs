@@ -109,9 +109,9 @@ impl VerbsEndpoint {
         self.over.is_none()
     }
 
-    /// Returns how a pair that serves the peer ended, if it did. Most adapters raise an event. A device that raises none
-    /// is queried from time to time: on soft-RoCE that is a system call, while on an adapter it is a command to the
-    /// firmware for each pair.
+    /// Returns how a pair that serves the peer ended, if it did. Most adapters raise an event. A device that raises
+    /// none is queried from time to time: on soft-RoCE that is a system call, while on an adapter it is a command to
+    /// the firmware for each pair.
     pub(super) fn queue_pair_error(&mut self) -> Option<QueuePairError> {
         let told = self.lose_failed(Responder::take_broken);
         let lead = &self.shared.rails[self.rails[0]];
