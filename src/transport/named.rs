@@ -394,9 +394,31 @@ pub(crate) fn name_samples() -> Vec<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
     use crate::diagnostic::Diagnostic;
+    use crate::mem::{alone, true_in_a_forked_child};
     use crate::transport::shm::Shm;
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_to_know_the_address() {
+        if !alone("transport::named::tests::a_forked_child_waits_for_no_lock_to_know_the_address") {
+            return;
+        }
+        let tables = Tables::listen(Shm::new(), &Address::random()).unwrap();
+        let mut listener = Some(tables.named("base").listen(tables.address()).unwrap());
+        // As a thread of the parent may when its process forks.
+        let held = tables.hub.lock();
+        assert!(true_in_a_forked_child(|| {
+            let (tell, told) = channel();
+            let listener = listener.take().unwrap();
+            std::thread::spawn(move || tell.send(listener.address()));
+            told.recv_timeout(std::time::Duration::from_secs(10)).as_ref() == Ok(tables.address())
+        }));
+        drop(held);
+        assert_eq!(listener.unwrap().address(), *tables.address());
+    }
 
     #[test]
     fn a_name_that_cannot_be_sent_is_no_error_to_try_again() {
